@@ -49,20 +49,21 @@ typedef struct fsdp_dtype_info {
     const char *numpy;         /* "<f4"; NULL where NumPy has none */
 } fsdp_dtype_info;
 
-/* All about a dtype; NULL for a number that is not a dtype. */
+/* Returns all about a dtype; NULL for a number that is not a dtype. */
 FSDP_API const fsdp_dtype_info *fsdp_dtype_describe(fsdp_dtype dtype);
 
-/* Bytes of one element, 0 for a number that is not a dtype. */
+/* Returns the bytes of one element, 0 for a number that is not a dtype. */
 FSDP_API size_t fsdp_dtype_size(fsdp_dtype dtype);
 
-/* The name "f32", "?" for a number that is not a dtype. */
+/* Returns the name "f32", "?" for a number that is not a dtype. */
 FSDP_API const char *fsdp_dtype_name(fsdp_dtype dtype);
 
-/* The dtype of a name of `size` bytes ("f32"), FSDP_DTYPE_NONE when there is none. */
+/* Returns the dtype of a name of `size` bytes ("f32"), FSDP_DTYPE_NONE when there is none. */
 FSDP_API fsdp_dtype fsdp_dtype_from_name(const char *name, size_t size);
 
-/* Like fsdp_dtype_from_name, for what people type: also PyTorch's name ("float16"), the name without its
- * underscores ("f8e4m3fn"), and the usual others ("fp16", "half"). Not for names in files. */
+/* Returns the dtype of a name that people type: as fsdp_dtype_from_name, and also PyTorch's name
+ * ("float16"), the name without its underscores ("f8e4m3fn"), and the usual others ("fp16", "half"). Not
+ * for names in files. */
 FSDP_API fsdp_dtype fsdp_dtype_from_typed(const char *text, size_t size);
 
 #ifdef __cplusplus

@@ -29,7 +29,7 @@ typedef enum fsdp_status {
     FSDP_OK = 0,
     FSDP_DIFFERS = 1,          /* a negative answer: differs, damaged (verify), nothing matched */
     FSDP_ERR_USAGE = 2,        /* a wrong argument or a contradiction between arguments */
-    FSDP_ERR_NOT_FOUND = 3,    /* input is not there, or its format is not recognised */
+    FSDP_ERR_NOT_FOUND = 3,    /* the input does not exist, or its format is not recognised */
     FSDP_ERR_DAMAGED = 4,      /* input damaged or incomplete */
     FSDP_ERR_REFUSED = 5,      /* input refused for safety */
     FSDP_ERR_EXISTS = 6,       /* output exists, or another job is using the directory */
@@ -51,12 +51,12 @@ typedef struct fsdp_error {
     char text[FSDP_ERROR_TEXT];
 } fsdp_error;
 
-/* Fills err (unless NULL) and returns status, so that a failing function ends in one line. A text that is too
- * long loses its middle, so that the reason at its end stays. */
+/* Fills err (unless NULL) and returns status, so that a failing function ends in one line. A text that is
+ * too long loses its middle, so that the reason at its end stays. */
 FSDP_API fsdp_status fsdp_fail(fsdp_error *err, fsdp_status status, const char *format, ...)
     FSDP_PRINTF(3, 4);
 
-/* Like fsdp_fail, for a failed system call: the status follows from errnum, whose text is appended. */
+/* Does the same for a failed system call: the status follows from errnum, whose text is appended. */
 FSDP_API fsdp_status fsdp_fail_errno(fsdp_error *err, int errnum, const char *format, ...)
     FSDP_PRINTF(3, 4);
 
@@ -67,10 +67,10 @@ FSDP_API void fsdp_error_prefix(fsdp_error *err, const char *format, ...) FSDP_P
  * characters are spelled out, so that a path cannot change the terminal. */
 FSDP_API int fsdp_error_report(const fsdp_error *err);
 
-/* The version of the library, "0.1.0". */
+/* Returns the version of the library, "0.1.0". */
 FSDP_API const char *fsdp_version(void);
 
-/* One or two words for a status, e.g. "damaged". Never NULL. */
+/* Returns one or two words for a status, e.g. "damaged". Never NULL. */
 FSDP_API const char *fsdp_status_name(fsdp_status status);
 
 /* Forwards a failure of call to the caller of the enclosing function. */

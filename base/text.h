@@ -25,39 +25,39 @@ void fsdp_text_release(fsdp_text *text);
 void fsdp_text_add(fsdp_text *text, const char *data, size_t size);
 void fsdp_text_addf(fsdp_text *text, const char *format, ...) FSDP_PRINTF(2, 3);
 
-/* A JSON string with quotes. Bytes that are not UTF-8 become U+FFFD. */
+/* Adds a JSON string with quotes. Bytes that are not UTF-8 become U+FFFD. */
 void fsdp_text_add_json_string(fsdp_text *text, const char *data, size_t size);
-/* The string for standard output: characters that mislead a terminal are escaped, too. */
+/* Adds the string for standard output: characters that mislead a terminal are also escaped. */
 void fsdp_text_add_json_shown(fsdp_text *text, const char *data, size_t size);
 
-/* The shortest decimal text that reads back as the same double, always with a point or an exponent.
+/* Adds the shortest decimal text that reads back as the same double, always with a point or an exponent.
  * JSON has no spelling for nan and infinities: the caller does not pass them. */
 void fsdp_text_add_f64(fsdp_text *text, double value);
 
 void fsdp_text_add_base64(fsdp_text *text, const void *data, size_t size);
 
-/* True when the bytes are the word, such as a key of JSON or the name of an entry. */
+/* Returns true when the bytes are the word, such as a key of JSON or the name of an entry. */
 bool fsdp_bytes_are(const char *data, size_t size, const char *word);
-/* True when the bytes end in `end`, which may be all of them. */
+/* Returns true when the bytes end in `end`, which may be all of them. */
 bool fsdp_bytes_end(const char *data, size_t size, const char *end);
-/* True when a name ends in the suffix, behind at least one character. */
+/* Returns true when a name ends in the suffix, after at least one character. */
 bool fsdp_has_suffix(const char *name, const char *suffix);
 
-/* Two lower-case digits a byte. */
+/* Adds two lower-case digits a byte. */
 void fsdp_text_add_hex(fsdp_text *text, const void *data, size_t size);
 
-/* True for well-formed UTF-8 (no surrogates, nothing overlong). NUL is a character. */
+/* Returns true for well-formed UTF-8 (no surrogates, nothing overlong). NUL is a character. */
 bool fsdp_utf8_valid(const char *data, size_t size);
 
-/* A name as a terminal may see it: control characters and bytes that are not UTF-8 escaped, long
- * names cut with "..." in the middle. Returns out. */
+/* Makes a name safe for a terminal: escapes control characters and bytes that are not UTF-8, and
+ * cuts long names with "..." in the middle. Returns out. */
 const char *fsdp_printable(const char *data, size_t size, char *out, size_t out_size);
 
-/* Like fsdp_printable, for a message, which may hold raw paths: backslashes stay, since names in it are
+/* Does the same for a message, which may hold raw paths: backslashes are kept, since names in it are
  * escaped already. */
 const char *fsdp_printable_message(const char *data, size_t size, char *out, size_t out_size);
 
-/* A word for a shell, in quotes: '...', or $'...' where a terminal must not see some of its bytes. */
+/* Adds a word for a shell, in quotes: '...', or $'...' where a terminal must not see some of its bytes. */
 void fsdp_text_add_quoted(fsdp_text *text, const char *word);
 
 #ifdef __cplusplus

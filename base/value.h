@@ -46,7 +46,7 @@ typedef struct fsdp_value {
 
 enum { FSDP_VALUE_DEPTH = 1024 };    /* a little more than pickles nest */
 
-/* Values without memory; nothing to release. */
+/* Make values without memory; nothing to release. */
 FSDP_API fsdp_value fsdp_value_bool(bool value);
 FSDP_API fsdp_value fsdp_value_i64(int64_t value);
 FSDP_API fsdp_value fsdp_value_u64(uint64_t value);
@@ -62,8 +62,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_bytes(fsdp_value *value, fsdp_v
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_items(fsdp_value *value, fsdp_value_kind kind,
                                                        size_t count, fsdp_error *err);
 
-/* The list in a value that has an item per rank (readers of other programs' checkpoints make them); borrowed.
- * NULL for any other value. */
+/* Returns the list in a value that has an item per rank (readers of other programs' checkpoints make
+ * them); borrowed. NULL for any other value. */
 FSDP_API const fsdp_value *fsdp_value_per_rank(const fsdp_value *value);
 
 /* Copies the whole tree. *to_out is overwritten, not released; it is null after a failure. Lists and dicts
@@ -71,7 +71,7 @@ FSDP_API const fsdp_value *fsdp_value_per_rank(const fsdp_value *value);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_copy(const fsdp_value *from, fsdp_value *to_out,
                                                   fsdp_error *err);
 
-/* True when kinds and bits are the same (NaN equals the same NaN). */
+/* Returns true when kinds and bits are the same (NaN equals the same NaN). */
 FSDP_API bool fsdp_value_equal(const fsdp_value *a, const fsdp_value *b);
 
 /* Frees the tree and leaves null. */

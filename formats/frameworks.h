@@ -1,6 +1,6 @@
 /*
  * Room frameworks: what frameworks leave on the disk around their checkpoints: runs, steps, folders for the
- * model and the optimizer, configurations beside them.
+ * model and the optimizer, configurations next to them.
  *
  * In: a path as a person types it. Out: the path of the one checkpoint that it means, which detect opens, and
  * the directory that holds its configuration; or a message that names the format and the program that reads
@@ -28,7 +28,7 @@
 
 enum { FSDP_FRAMEWORK_MARKERS = 3, FSDP_FRAMEWORK_PARTS = 4 };
 
-/* A part beside the model, which is read with it or left out. */
+/* A part next to the model, which is read with it or left out. */
 typedef struct fsdp_framework_part {
     const char *names;         /* a pattern: '#' is the number of the model; or "DIR/NAME" */
     const char *key;           /* above its names in the whole: "optim"; "": none */
@@ -56,8 +56,8 @@ typedef struct fsdp_framework_row {
     const char *replicated;    /* those that all tensor ranks have whole */
     const char *agreed;        /* values that all ranks have alike */
     bool is_one;               /* the parts are always read with the model, whose names stay as they are */
-    const char *others;        /* what else lies beside the model and is left out; NULL: nothing */
-    bool yields;               /* to weights of transformers beside it: hubs hold the same ones twice */
+    const char *others;        /* what else is next to the model and is left out; NULL: nothing */
+    bool yields;               /* to weights of transformers next to it: hubs hold the same ones twice */
     const char *say;           /* recognised only: what to do with it; it yields, too */
 } fsdp_framework_row;
 
@@ -83,11 +83,11 @@ extern const char fsdp_framework_no_model[], fsdp_framework_weights[], fsdp_fram
  * which one must be there, both up to NULL. */
 extern const char *const fsdp_framework_configs[], *const fsdp_framework_config_names[];
 
-/* The files that loaders read beside weights, and those of them that are weights, indexes or states. */
+/* The files that loaders read next to weights, and those of them that are weights, indexes or states. */
 extern const char fsdp_framework_beside[], fsdp_framework_not_beside[];
 /* Files that may be pickles, or hold some. */
 extern const char fsdp_framework_pickles[];
-/* The file that lists the modules of a model which lie in folders beside its first one. */
+/* The file that lists the modules of a model which lie in folders next to its first one. */
 extern const char fsdp_framework_module_list[];
 
 /* The resolver reports its choices to the user. */
@@ -97,7 +97,7 @@ typedef struct fsdp_framework_way {
     fsdp_framework_note note;  /* NULL: none */
     void *context;
     bool is_chosen;            /* the person named the format: a pointer to nothing is not followed */
-    bool whole;                /* a directory with parts beside its model is the checkpoint, not the model */
+    bool whole;                /* a directory with parts next to its model is the checkpoint, not the model */
 } fsdp_framework_way;
 
 /*

@@ -4,7 +4,7 @@
  * The choice is made once per process.
  *
  * Rooms: bytes (copies, hashes, checksums, shuffle, codec), cast (dtypes), train (arithmetic of a training
- * step), nn (the mathematics of models: nn.h) and x86 (variants of them). In come buffers, dtypes and counts,
+ * step), nn (the arithmetic of models: nn.h) and x86 (variants of them). In come buffers, dtypes and counts,
  * out come buffers and counts; no kernel opens files or talks to other ranks. Layers above may call the
  * headers at the top of kernels/.
  */

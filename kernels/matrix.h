@@ -25,7 +25,7 @@ enum {
     FSDP_MATRIX_INNER = 384,   /* of a block */
     FSDP_MATRIX_ROWS = 96,
     FSDP_MATRIX_COLUMNS = 1024, /* wide, since packed rows of A are used for each */
-    FSDP_MATRIX_SPARE = 8,     /* elements behind a packed block of A */
+    FSDP_MATRIX_SPARE = 8,     /* elements after a packed block of A */
     FSDP_MATRIX_A_BYTES = (FSDP_MATRIX_ROWS * FSDP_MATRIX_INNER + FSDP_MATRIX_SPARE) * 4,
     FSDP_MATRIX_B_BYTES = FSDP_MATRIX_INNER * FSDP_MATRIX_COLUMNS * 4
 };

@@ -1,5 +1,5 @@
 /*
- * The mathematics of transformers, forward and backward, on dense f32 arrays: products, norms, activations,
+ * The arithmetic of transformers, forward and backward, on dense f32 arrays: products, norms, activations,
  * rotary positions, attention, embeddings, softmax with cross entropy. Models call nothing else on their
  * arrays and never read them, so that another table (a GPU's) needs no other model code.
  *

@@ -1,6 +1,6 @@
 /*
- * Rectangles of elements: the copies of a training step (copy-in, copy-out, chunk-cat), for extensions and
- * custom collectives, too.
+ * Copies rectangles of elements, as a training step does (copy-in, copy-out, chunk-cat), also for extensions
+ * and custom collectives.
  */
 #ifndef FSDP_RECTS_H
 #define FSDP_RECTS_H
@@ -15,9 +15,9 @@ extern "C" {
 #endif
 
 /*
- * rows x width elements from one buffer to another, cast on the way (to nearest even, overflow to infinity).
- * Pitches count elements between the beginnings of rows. from NULL: zeros. Data may lie at any address;
- * aligned data is faster. Buffers do not overlap.
+ * Describes rows x width elements to copy from one buffer to another, cast on the way (to nearest even,
+ * overflow to infinity). Pitches count elements between the beginnings of rows. from NULL: zeros. Data may be
+ * at any address; aligned data is faster. Buffers do not overlap.
  */
 typedef struct fsdp_rect {
     void *to;
@@ -26,7 +26,7 @@ typedef struct fsdp_rect {
     int64_t rows, width, to_pitch, from_pitch;
 } fsdp_rect;
 
-/* Local. Copies n rectangles, in any order. Allocates nothing and cannot fail. */
+/* Copies n rectangles, in any order. Allocates nothing and cannot fail. */
 FSDP_API void fsdp_rects_copy(const fsdp_rect *rects, size_t n);
 
 #ifdef __cplusplus

@@ -24,7 +24,7 @@ extern const uint32_t fsdp_sha256_constants[64];   /* of SHA-256's rounds, align
 /* Runs whole 64-byte blocks through the SHA-256 state. */
 typedef void fsdp_sha256_blocks(uint32_t state[8], const uint8_t *data, size_t blocks);
 
-/* Carries a CRC-32 on, without the usual inversions before and behind. */
+/* Carries a CRC-32 on, without the usual inversions before and after. */
 typedef uint32_t fsdp_crc32_add(uint32_t state, const uint8_t *data, size_t size);
 
 const fsdp_hash_stream *fsdp_hash_stream_get(void);

@@ -1,6 +1,6 @@
 /*
- * Saving while training goes on. A saver copies the state of a root into memory that it keeps, and a thread
- * of its own writes the copy: the training stops for one copy of this rank's shards. On a GPU a stream makes
+ * Saves while training continues. A saver copies the state of a root into memory that it keeps, and its own
+ * thread writes the copy: the training stops for one copy of this rank's shards. On a GPU a stream makes
  * the copy, and the training stops only before it changes the state.
  *
  *   FSDP_TRY(fsdp_async_saver_create(root, NULL, &saver, err));             after the optimizers
@@ -17,8 +17,9 @@
  * but all ranks live. After a rank was lost, the save in flight and all later ones are FSDP_ERR_PEER, and
  * nothing half-made is published.
  *
- * A saver may be freed after its root (root.h). It belongs to one rank and is used by the thread that uses
- * the root. Callbacks of save.watch are called from the saver's threads.
+ * Calls are local unless they are marked collective. A saver may be freed after its root (root.h). It belongs
+ * to one rank and is used by the thread that uses the root. Callbacks of save.watch are called from the
+ * saver's threads.
  */
 #ifndef FSDP_ASYNC_SAVE_H
 #define FSDP_ASYNC_SAVE_H
@@ -34,12 +35,12 @@ typedef struct fsdp_async_saver fsdp_async_saver;
 /* All zero: the default. Equal on all ranks, but for keep_priority and pool_bytes. */
 typedef struct fsdp_async_opts {
     int deadline_ms;           /* of the saves' control plane; 0: the world's */
-    bool allow_equal;          /* a save of another step whose model has the values of the save before it is
-                                * FSDP_ERR_USAGE otherwise, and is not written: somebody trains or saves
-                                * another copy of the model. The report's is_stale tells it in both cases.
-                                * Saves without step are not compared */
+    bool allow_equal;          /* false: a save of another step whose model has the values of the previous
+                                * save is FSDP_ERR_USAGE, and is not written: the program probably trains
+                                * or saves another copy of the model. The report's is_stale is set in both
+                                * cases. Saves without step are not compared */
     bool keep_priority;        /* otherwise the threads of saves are nicer (19) than the program's */
-    int64_t pool_bytes;        /* of a GPU's state at most so much is in the host's memory at once; 0: all.
+    int64_t pool_bytes;        /* at most so much of a GPU's state is in the host's memory at once; 0: all.
                                 * The state comes in waves, and the next call that changes or frees it (an
                                 * optimizer's step) waits until the last wave is on its way and the others
                                 * are written. The pool is larger where it must hold the largest tensor
@@ -53,37 +54,36 @@ typedef struct fsdp_async_report {
     int64_t step;              /* FSDP_NO_STEP if it has none */
     int64_t bytes;             /* that this rank copied */
     int64_t pool_bytes;        /* that the saver keeps for copies */
-    double wait_ms;            /* fsdp_async_save waited for the save before */
+    double wait_ms;            /* fsdp_async_save waited for the previous save */
     double stall_ms;           /* the rest of that call: the copy, and one round of the ranks */
     double write_ms;           /* in the background, up to the published checkpoint */
     bool is_stale;             /* see allow_equal */
 } fsdp_async_report;
 
-/*
- * Collective, between steps. Allocates and touches memory for the state as it is now, so that later copies
- * meet no page faults; create optimizers before. It grows when the state does. opts NULL: all zero.
- * FSDP_ERR_USAGE under MPI without MPI_THREAD_SERIALIZED: fsdp_root_save works there.
- */
+/* Creates a saver between steps: allocates and touches memory for the present state, so that later copies
+ * meet no page faults; create optimizers before. The memory grows when the state does. opts NULL: all
+ * zero. FSDP_ERR_USAGE under MPI without MPI_THREAD_SERIALIZED: fsdp_root_save works there. Collective. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_async_saver_create(fsdp_root *root, const fsdp_async_opts *opts,
                                                           fsdp_async_saver **saver_out, fsdp_error *err);
-/* Local. Waits for the save in flight, which ends as any save does: within the deadline when it makes no
- * progress. The world does this for savers that were not freed. Accepts NULL. */
+/* Frees a saver after the save in flight, which ends as any save does: within the deadline when it makes
+ * no progress. The world does this for savers that were not freed. Accepts NULL. */
 FSDP_API void fsdp_async_saver_free(fsdp_async_saver *saver);
 
 /*
- * Collective, between steps. fsdp_root_save of a copy. opts are those of fsdp_root_save and are copied; what
- * watch and access point to lives until the save has ended; save.threads 0 is 1 here. Waits for the save
- * before and, if that failed, returns its failure and saves nothing: call again. Otherwise it returns when
- * the copy is made, or a GPU's stream has it to make, on all ranks; or the failure that prevents the save.
+ * Saves a copy, between steps. opts are those of fsdp_root_save and are copied; what watch and access
+ * point to lives until the save has ended; save.threads 0 is 1 here. The call waits for the previous save
+ * and, if that failed, returns its failure and saves nothing: call again. Otherwise it returns when the
+ * copy is made, or a GPU's stream has it to make, on all ranks; or the failure that prevents the save.
+ * Collective.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_async_save(fsdp_async_saver *saver, const char *dir,
                                                   const fsdp_root_save_opts *opts, fsdp_error *err);
 
-/* Local. Waits for the end of the save in flight and returns its status, FSDP_OK when there is none or it was
+/* Waits for the end of the save in flight and returns its status, FSDP_OK when there is none or it was
  * returned before. report_out (may be NULL) is filled in also after a failure. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_async_save_wait(fsdp_async_saver *saver, fsdp_async_report *report_out,
                                                        fsdp_error *err);
-/* Local. False while a save is in flight. Accepts NULL. */
+/* Returns false while a save is in flight. Accepts NULL. */
 FSDP_API bool fsdp_async_save_is_done(fsdp_async_saver *saver);
 
 #ifdef __cplusplus

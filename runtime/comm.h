@@ -1,10 +1,10 @@
 /*
- * Collectives: ranks exchange tensors. A communicator is one rank's end of a group of ranks; the world
- * creates and keeps them (world.h).
+ * Collectives, by which ranks exchange tensors. A communicator is one rank's end of a group of ranks;
+ * the world creates and keeps them (world.h). Calls are local unless they are marked collective.
  *
- * One summation order, but over NCCL: every reduced element is x0 + x1 + ... in the order of the group's
- * ranks, in f32 for f32, bf16 and f16, else in its own type; an average divides once, and there is one
- * rounding at the end. So all other back ends give the same bits, all ranks hold the same bits, and
+ * There is one summation order, but over NCCL: every reduced element is x0 + x1 + ... in the order of the
+ * group's ranks, in f32 for f32, bf16 and f16, else in its own type; an average divides once, and there is
+ * one rounding at the end. So all other back ends give the same bits, all ranks hold the same bits, and
  * all_reduce equals reduce_scatter and all_gather.
  *
  * Every call carries a header (its number, kind, unit, dtype, count, operation). When ranks make different
@@ -38,14 +38,14 @@ typedef enum fsdp_collective_kind {
 typedef enum fsdp_reduce_op {
     FSDP_REDUCE_SUM = 0,
     FSDP_REDUCE_AVG,           /* sum / size; floating types */
-    FSDP_REDUCE_MAX,           /* NaN wins. Over NCCL a stream has none of floating types, and needs none */
+    FSDP_REDUCE_MAX,           /* NaN wins. Not of floating types in a stream over NCCL, which needs none */
     FSDP_REDUCE_PREMUL_SUM     /* sum of factor * x; floating types */
 } fsdp_reduce_op;
 
 /*
- * Zero-copy access to the ranks' inputs. `see` gets one pointer per rank of the group, in its order, into
- * that rank's buffer. It may read there until it returns, and must not call the communicator. A rank sends no
- * heartbeat while `see` runs: it should take well less than the deadline.
+ * Gives zero-copy access to the ranks' inputs. `see` gets one pointer per rank of the group, in its order,
+ * into that rank's buffer. It may read there until it returns, and must not call the communicator. A rank
+ * sends no heartbeat while `see` runs: it should take well less than the deadline.
  *   all_gather      `see` replaces the copy of the parts, on any of the ranks. The contents of `out` are
  *                   undefined afterwards, but `out` is still needed: where ranks cannot read each other's
  *                   memory the parts are received there.
@@ -57,9 +57,9 @@ typedef struct fsdp_comm_view {
     void *context;
 } fsdp_comm_view;
 
-/* In place is allowed where it makes sense: all_gather with `in` at its own place in `out`,
- * reduce_scatter with `out` at its own place in `in`, all_reduce and broadcast with in == out. Other
- * overlaps are not. Buffers stay untouched by the caller until the call returns. */
+/* Buffers may overlap in these cases only: all_gather with `in` at this rank's part of `out`,
+ * reduce_scatter with `out` at this rank's part of `in`, all_reduce and broadcast with in == out.
+ * The caller does not touch buffers until the call returns. */
 typedef struct fsdp_collective {
     fsdp_collective_kind kind;
     fsdp_dtype dtype;
@@ -79,51 +79,55 @@ typedef struct fsdp_collective {
                                 * returns when it was given. Hooks get the stream (settings.h, wrap.h) */
 } fsdp_collective;
 
-FSDP_API int fsdp_comm_rank(const fsdp_comm *comm);    /* position in the group */
+/* Returns this rank's position in the group. */
+FSDP_API int fsdp_comm_rank(const fsdp_comm *comm);
+/* Returns the number of ranks in the group. */
 FSDP_API int fsdp_comm_size(const fsdp_comm *comm);
-FSDP_API const int *fsdp_comm_ranks(const fsdp_comm *comm);    /* world ranks, in group order; borrowed */
-FSDP_API const char *fsdp_comm_backend(const fsdp_comm *comm); /* "self", "threads", "shm", ... */
+/* Returns the world ranks in group order; borrowed. */
+FSDP_API const int *fsdp_comm_ranks(const fsdp_comm *comm);
+/* Returns the back end's name: "self", "threads", "shm", ... */
+FSDP_API const char *fsdp_comm_backend(const fsdp_comm *comm);
 
 /* Operations that the back end implements itself; comm.c composes the others, with the same result. */
 enum { FSDP_COMM_AVG = 1, FSDP_COMM_PREMUL_SUM = 2, FSDP_COMM_POOL = 4 };
 /* Kinds of memory: it takes calls in streams of a device; fsdp_comm_alloc gives a device's memory. */
 enum { FSDP_COMM_STREAMS = 8, FSDP_COMM_DEVICE_MEMORY = 16 };
+/* Returns the operations and kinds of memory above, as a set of bits. */
 FSDP_API unsigned fsdp_comm_abilities(const fsdp_comm *comm);
 
-/* Collective in the group. One caller at a time on a communicator, from whatever thread. A bad argument of
- * one rank fails the call on all, and poisons the communicator as any failure does. */
+/* Runs a call. One caller at a time uses a communicator, from whatever thread. A bad argument of one rank
+ * fails the call on all, and poisons the communicator as any failure does. Collective in the group. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_collective *call,
                                                 fsdp_error *err);
 
+typedef struct fsdp_comm_handle fsdp_comm_handle;
 /*
  * Starts a call without waiting for it. A thread of the communicator runs started calls in order;
- * fsdp_comm_run on the same communicator runs after them, so ranks may mix both as long as their order is the
- * same. The buffers, and all that `call` points to, stay untouched until fsdp_comm_wait returns. With
+ * fsdp_comm_run on the same communicator runs after them, so ranks may mix both as long as their order is
+ * the same. The buffers, and all that `call` points to, stay untouched until fsdp_comm_wait returns. With
  * hundreds of calls in flight it waits for the oldest. Over MPI it needs MPI_THREAD_SERIALIZED.
  * fsdp_comm_wait returns a failure of the call; a failure of fsdp_comm_start itself (no memory, no thread)
  * returns no handle and poisons the communicator.
  */
-typedef struct fsdp_comm_handle fsdp_comm_handle;
 FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_start(fsdp_comm *comm, const fsdp_collective *call,
                                                   fsdp_comm_handle **handle_out, fsdp_error *err);
-/* Local. True when the call has ended, successfully or not, and for NULL. */
+/* Returns true when the call has ended, successfully or not, and for NULL. */
 FSDP_API bool fsdp_comm_is_done(const fsdp_comm_handle *handle);
-/* Waits for the end of the call, returns its status, frees the handle and sets it NULL; accepts NULL. Handles
- * may be waited for in any order. When a world ends, calls that are still running and were not waited for are
- * aborted. */
+/* Waits for the end of the call, returns its status, frees the handle and sets it NULL; accepts NULL.
+ * Handles may be waited for in any order. When a world ends, it aborts calls that are still running and
+ * were not waited for. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_wait(fsdp_comm_handle **handle, fsdp_error *err);
 
-/*
- * Memory that the other ranks can read directly, page-aligned, not zeroed. Any buffer works in a collective;
- * these are faster. Local. NULL when there is none left (a plain buffer does then) or the back end has none.
- * With FSDP_COMM_DEVICE_MEMORY it is a GPU's, for calls in streams, and the host cannot touch it.
- */
+/* Allocates memory that the other ranks can read directly, page-aligned, not zeroed. Any buffer works in a
+ * collective; these are faster. Returns NULL when there is none left (use a plain buffer then) or the back
+ * end has none. With FSDP_COMM_DEVICE_MEMORY it is a GPU's, for calls in streams, and the host cannot
+ * touch it. */
 FSDP_API void *fsdp_comm_alloc(fsdp_comm *comm, size_t size);
 /* Frees memory of fsdp_comm_alloc, through any communicator of the same rank and world. Accepts NULL. */
 FSDP_API void fsdp_comm_dealloc(fsdp_comm *comm, void *data);
 
-/* Local. Aborts the communicator: from now on every call on it, here and on the other ranks, returns `why`.
- * Any thread may abort at any time, also while another is in a call; the first abort counts. `why` is copied;
+/* Aborts the communicator: from now on every call on it, here and on the other ranks, returns `why`. Any
+ * thread may abort at any time, also while another is in a call; the first abort counts. `why` is copied;
  * NULL, or FSDP_OK in it, means FSDP_ERR_CANCELLED. */
 FSDP_API void fsdp_comm_abort(fsdp_comm *comm, const fsdp_error *why);
 

@@ -5,7 +5,7 @@
  * The program calls fsdp_ctl_mpi_world or fsdp_ctl_mpi_comm, uses the control plane, and calls fsdp_ctl_free,
  * then fsdp_mpi_finalize. The two that create it are collective over their communicator.
  *
- * When a rank is dead or stopped, MPI_Finalize would block for ever. After a failure of the control plane
+ * When a rank is dead or stopped, MPI_Finalize would block forever. After a failure of the control plane
  * fsdp_mpi_finalize therefore returns false without calling it; the program then flushes its output and ends
  * with _exit, never with exit or a return from main. By default mpirun kills all ranks when one dies; with
  * `mpirun --enable-recovery` they live on and report who was lost.
@@ -22,20 +22,19 @@
 extern "C" {
 #endif
 
-/* Local, called before the control plane is created: the deadline of its creation (default
- * FSDP_CTL_DEADLINE_MS). fsdp_ctl_set_deadline sets that of its calls. */
+/* Sets the deadline of creating the control plane (default: FSDP_CTL_DEADLINE_MS); call it before.
+ * fsdp_ctl_set_deadline sets that of its calls. Local. */
 FSDP_API void fsdp_ctl_mpi_set_deadline(int milliseconds);
 
-/* All ranks of MPI_COMM_WORLD. Initialises MPI unless that is done. */
+/* Creates the control plane of all ranks of MPI_COMM_WORLD. Initialises MPI unless that is done. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_ctl_mpi_world(fsdp_ctl **ctl_out, fsdp_error *err);
 
-/* The ranks of a communicator: comm points to an MPI_Comm, which stays the caller's. */
+/* Creates the control plane of the ranks of a communicator: comm points to an MPI_Comm, which stays the
+ * caller's. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_ctl_mpi_comm(void *comm, fsdp_ctl **ctl_out, fsdp_error *err);
 
-/*
- * Ends MPI if fsdp_ctl_mpi_world began it. False when MPI could not be ended because a rank did not
- * answer: end the process with _exit.
- */
+/* Ends MPI if fsdp_ctl_mpi_world began it. Returns false when MPI could not be ended because a rank did
+ * not answer: end the process with _exit. */
 FSDP_API bool fsdp_mpi_finalize(void);
 
 #ifdef __cplusplus

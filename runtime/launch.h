@@ -1,5 +1,5 @@
 /*
- * One program, every way to run it: alone, as forked processes, as threads, under mpirun, srun or
+ * Runs one program in every way: alone, as forked processes, as threads, under mpirun, srun or
  * torchrun. fsdp_launch finds out which, connects the ranks and calls body once per rank.
  *
  * It takes its own options out of argv, each also as an environment variable (--np as FSDP_NP, ...); the
@@ -16,7 +16,7 @@
  *   --deadline SECONDS   how long any call may wait for another rank (default 30)
  *   --trace FILE         one JSON object per event and line; %r is the rank
  *   --check              check who owns which buffer, that all ranks do the same, and that parameters and
- *                        gradients are used rightly (slower; docs/runtime.md, "Checks")
+ *                        gradients are used correctly (slower; docs/runtime.md, "Checks")
  *
  * They are found in this order: options, FSDP_*, torchrun's variables, those of an MPI's launcher (Open MPI,
  * MVAPICH, jsrun, PMIx; MPICH, Intel MPI and Cray; flux), Slurm's: docs/launch.md has them all. Rank 0
@@ -24,7 +24,7 @@
  * always, FSDP_VERBOSE=0: never. A contradiction is exit code 2.
  *
  * Any other launcher sets FSDP_RANK, FSDP_WORLD_SIZE and FSDP_MASTER (HOST:PORT, where rank 0 listens), and
- * if it likes FSDP_LOCAL_WORLD_SIZE and FSDP_JOB_ID (ranks of different jobs never connect). FSDP_MASTER also
+ * optionally FSDP_LOCAL_WORLD_SIZE and FSDP_JOB_ID (ranks of different jobs never connect). FSDP_MASTER also
  * sets the rendezvous of srun's ranks, and connects those of an MPI's launcher over TCP. FSDP_HOST_ID is a
  * name that is equal on ranks that can share memory (default: the boot, the name and the network of their
  * host): for containers of one host, and for tests, which play several hosts on one.
@@ -50,22 +50,24 @@ extern "C" {
  * argv ends with NULL and has no option of fsdp_launch left. */
 typedef int (*fsdp_rank_main)(void *context, fsdp_world *world, int argc, char **argv);
 
-/* Local. Whether --device NAME works here; FSDP_ERR_USAGE says what is missing, where it was sought and what
- * to do. Opens nothing, but processes that are forked later have no CUDA. */
+/* Finds out whether --device NAME works here; FSDP_ERR_USAGE says what is missing, where it was sought and
+ * what to do. Opens nothing, but processes that are forked later have no CUDA. Local. */
 FSDP_API fsdp_status fsdp_launch_find_device(const char *name, fsdp_error *err);
 
 /*
- * Returns the program's exit code: the first failing rank's, by time, or 0. Ranks that are still at work
- * then are ended within the deadline. With --np the caller is only the supervisor: it forwards signals, says
- * which rank died and how, and leaves no orphan. Call it from main, before threads are made. context is given
- * to body as it is: under --threads all ranks see the same.
+ * Starts or connects the ranks, and calls body in each. Returns the program's exit code: the first failing
+ * rank's, by time, or 0. Ranks that are still at work then are ended within the deadline. With --np the
+ * caller is only the supervisor: it forwards signals, says which rank died and how, and leaves no orphan.
+ * Call it from main, before threads are made. body gets context as it is: under --threads all ranks see the
+ * same.
  *
  * Ranks end by returning. exit() in mid-run loses the others a peer (FSDP_ERR_PEER): --np names a rank that
- * did so with 0, --threads names it and ends all of them with FSDP_ERR_PEER, whatever its code. The program's
- * output is written out when --threads ends ranks that are still at work, unless one of them holds that file.
+ * did so with 0, --threads names it and ends all of them with FSDP_ERR_PEER, whatever its code. The
+ * program's output is written out when --threads ends ranks that are still at work, unless one of them holds
+ * that file.
  *
- * It does not return in the ranks of --np, which end with exit(), nor in a rank of mpirun that failed, which
- * ends without MPI_Finalize (that would wait for the others).
+ * The call does not return in the ranks of --np, which end with exit(), nor in a rank of mpirun that failed,
+ * which ends without MPI_Finalize (that would wait for the others).
  */
 FSDP_API int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *context);
 

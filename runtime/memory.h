@@ -27,7 +27,8 @@ typedef struct fsdp_memory {
     int64_t total_now, total_peak;
 } fsdp_memory;
 
-FSDP_API const char *fsdp_memory_class_name(fsdp_memory_class which);  /* "shard", ... */
+/* Returns the name of a class: "shard", ... */
+FSDP_API const char *fsdp_memory_class_name(fsdp_memory_class which);
 
 #ifdef __cplusplus
 }

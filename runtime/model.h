@@ -1,9 +1,9 @@
 /*
- * A model as the runtime sees it: named parameters and buffers. Units take parameters by name prefix
+ * A model is, to the runtime, named parameters and buffers. Units take parameters by name prefix
  * (unit.h), and fsdp_root_create (root.h) freezes the structure and allocates all memory. Before that a
  * parameter is only a name, a dtype and a shape; unit.h has the pointers to its memory afterwards.
  *
- * All ranks declare the same model in the same order.
+ * All ranks declare the same model in the same order. Every call is local.
  */
 #ifndef FSDP_MODEL_H
 #define FSDP_MODEL_H
@@ -20,10 +20,10 @@ extern "C" {
 typedef struct fsdp_model fsdp_model;
 typedef struct fsdp_param fsdp_param;
 
-/* Local. *model_out is the caller's; the world outlives it. */
+/* Creates a model. *model_out is the caller's; the world outlives it. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_model_create(fsdp_world *world, fsdp_model **model_out,
                                                     fsdp_error *err);
-/* Local. Frees parameters, units and buffers, or lets the root do so when it is freed. Accepts NULL. */
+/* Frees parameters, units and buffers, or lets the root do so when it is freed. Accepts NULL. */
 FSDP_API void fsdp_model_free(fsdp_model *model);
 
 /* A parameter, or a buffer, which is whole on every rank and never reduced. */
@@ -35,24 +35,27 @@ typedef struct fsdp_param_spec {
     bool is_buffer;
     bool is_transient;         /* a buffer that is not in state dicts */
 } fsdp_param_spec;
-/* Local. Copies `spec`. The parameter is the model's; param_out may be NULL. FSDP_ERR_USAGE, and no change,
- * after the root was made. */
+/* Adds a parameter or a buffer, and copies `spec`. The parameter is the model's; param_out may be NULL.
+ * FSDP_ERR_USAGE, and no change, after the root was made. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add(fsdp_model *model, const fsdp_param_spec *spec,
                                                  fsdp_param **param_out, fsdp_error *err);
-/* Local. A further name of a parameter that modules share: an alias in state dicts. Units go by its first
- * name: where the other module is in another unit, that unit's hooks do not gather it. FSDP_ERR_USAGE, and no
- * change, after the root was made. */
+/* Adds a further name of a parameter that modules share: an alias in state dicts. Units use its first
+ * name: where the other module is in another unit, that unit's hooks do not gather it. FSDP_ERR_USAGE, and
+ * no change, after the root was made. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add_alias(fsdp_model *model, const char *name, fsdp_param *param,
                                                        fsdp_error *err);
 
-FSDP_API size_t fsdp_model_count(const fsdp_model *model);     /* parameters and buffers, in order */
-FSDP_API fsdp_param *fsdp_model_at(const fsdp_model *model, size_t i);  /* NULL behind the last */
-/* By its name or an alias; NULL when there is none. */
+/* Returns the number of parameters and buffers. */
+FSDP_API size_t fsdp_model_count(const fsdp_model *model);
+/* Returns a parameter or buffer, in the order in which they were added; NULL after the last. */
+FSDP_API fsdp_param *fsdp_model_at(const fsdp_model *model, size_t i);
+/* Finds a parameter by its name or an alias; NULL when there is none. */
 FSDP_API fsdp_param *fsdp_model_find(const fsdp_model *model, const char *name);
 
 /* --- what a parameter is ---------------------------------------------------------------------- */
 
-FSDP_API const char *fsdp_param_name(const fsdp_param *param); /* the model's */
+/* Returns the parameter's name, which is the model's. */
+FSDP_API const char *fsdp_param_name(const fsdp_param *param);
 
 typedef struct fsdp_param_info {
     const char *name;
@@ -68,19 +71,17 @@ typedef struct fsdp_param_info {
     const fsdp_layout *layout;         /* over the unit's mesh, as state dicts have it; NULL before the root
                                         * was made */
 } fsdp_param_info;
-/* Local. A parameter as it is now; the pointers are the model's. */
+/* Describes a parameter as it is now; the pointers are the model's. */
 FSDP_API fsdp_param_info fsdp_param_describe(const fsdp_param *param);
 
-/* Local, with the same value on all ranks. The dtype of the parameter's gradient; default: its data_dtype.
+/* Sets the dtype of the parameter's gradient, the same on all ranks; default: its data_dtype.
  * FSDP_ERR_USAGE after the root was made, and for a dtype that is not floating. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, fsdp_dtype dtype,
                                                             fsdp_error *err);
 
-/*
- * Local, with the same placement on all ranks. Tensor parallelism: the placement on a mesh dim that is
- * neither a shard nor a replicate dim of the unit (default: replicated there). Gathering then gives this
- * rank's part of the tensor, whose box is in the layout. FSDP_ERR_USAGE after the parameter's unit was made.
- */
+/* Sets the placement on a mesh dim that is neither a shard nor a replicate dim of the unit (default:
+ * replicated there), for tensor parallelism, the same on all ranks. Gathering then gives this rank's part
+ * of the tensor, whose box is in the layout. FSDP_ERR_USAGE after the parameter's unit was made. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_placement(fsdp_param *param, const char *mesh_dim,
                                                            fsdp_placement placement, fsdp_error *err);
 
@@ -92,17 +93,15 @@ typedef struct fsdp_param_place {
 
 /* --- plug-ins of a parameter ------------------------------------------------------------------- */
 
-/* Called in end_backward for a parameter whose sharded gradient is complete; a failure is end_backward's. */
+/* Runs in end_backward for a parameter whose sharded gradient is complete; a failure is end_backward's. */
 typedef fsdp_status (*fsdp_grad_hook)(void *context, fsdp_param *param, fsdp_error *err);
-/* Local. Replaces the hook; NULL: none. */
+/* Replaces the hook; NULL: none. */
 FSDP_API void fsdp_param_set_post_accumulate_hook(fsdp_param *param, fsdp_grad_hook hook, void *context);
 
-/*
- * Other bytes are gathered instead of a parameter's shard, such as narrow numbers and their scales. `pre`
- * computes `count` inputs from the padded shard; their sizes are fixed when the extension is set, and equal
- * on all ranks. `post` computes the parameter from the inputs of all ranks: input i of rank r lies at
- * gathered[i] + r * stride bytes. Both run on a stream's thread.
- */
+/* Replaces the bytes that are gathered for a parameter's shard, such as by narrow numbers and their
+ * scales. `pre` computes `count` inputs from the padded shard; their sizes are fixed when the extension is
+ * set, and equal on all ranks. `post` computes the parameter from the inputs of all ranks: input i of rank
+ * r is at gathered[i] + r * stride bytes. Both run on a stream's thread. */
 typedef struct fsdp_extension {
     void *context;
     size_t count;              /* 1..8 */
@@ -112,8 +111,8 @@ typedef struct fsdp_extension {
     fsdp_status (*post)(void *context, const fsdp_param *param, const void *const *gathered, size_t stride,
                         void *data, fsdp_error *err);
 } fsdp_extension;
-/* Local, on all ranks. Copies `extension`; its context lives until model and root were freed. FSDP_ERR_USAGE
- * after the root was made. */
+/* Sets an extension, on all ranks. Copies `extension`; its context lives until model and root were freed.
+ * FSDP_ERR_USAGE after the root was made. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *extension,
                                                            fsdp_error *err);
 

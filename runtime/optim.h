@@ -1,8 +1,9 @@
 /*
  * Optimizers on the shards of a root, the norm of its gradients, and schedules of the learning rate.
  *
- * State lies where the parameter's shard lies: moments have its layout, the step is a 0-d f32 tensor. In
- * state dicts they are optim.state.<name>.step, .exp_avg, .exp_avg_sq, .momentum_buffer and .master.
+ * State is in the same memory as the parameter's shard: moments have its layout, the step is a 0-d f32
+ * tensor. In state dicts they are optim.state.<name>.step, .exp_avg, .exp_avg_sq, .momentum_buffer and
+ * .master. Calls are local unless they are marked collective.
  */
 #ifndef FSDP_OPTIM_H
 #define FSDP_OPTIM_H
@@ -15,12 +16,13 @@ extern "C" {
 
 typedef struct fsdp_optim fsdp_optim;
 
-/* Parameters with hyper-parameters of their own: a parameter is of the first group whose `match` says yes. */
+/* A group gives its parameters hyper-parameters of their own. A parameter belongs to the first group whose
+ * `match` returns true. */
 typedef struct fsdp_optim_group {
     bool (*match)(void *context, const fsdp_param *param);        /* NULL: all */
     void *context;
     double lr;                 /* 0: the optimizer's */
-    double weight_decay;       /* as it stands: 0 is none, whatever the optimizer's is */
+    double weight_decay;       /* used as it is: 0 is none, whatever the optimizer's is */
 } fsdp_optim_group;
 
 /* A 0 stands for the default that is named; a number too small to matter (1e-300) for none. Opts may be NULL:
@@ -29,12 +31,12 @@ typedef struct fsdp_adamw_opts {
     double lr, beta1, beta2, eps;      /* 1e-3, 0.9, 0.999, 1e-8 */
     double weight_decay;       /* 0: none. PyTorch's default is 0.01 */
     bool maximize;
-    bool step_in_param_dtype;  /* bf16 and f16 parameters have no f32 master beside them */
+    bool step_in_param_dtype;  /* bf16 and f16 parameters have no f32 master */
     fsdp_dtype moment_dtype;   /* NONE: f32 where there is a master, else the parameter's */
     const fsdp_optim_group *groups;    /* NULL: one of all parameters. Copied */
     size_t group_count;
 } fsdp_adamw_opts;
-/* Local. *optim_out is the caller's. Frozen parameters get no state. */
+/* Creates an AdamW. *optim_out is the caller's. Frozen parameters get no state. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_adamw_create(fsdp_root *root, const fsdp_adamw_opts *opts,
                                                     fsdp_optim **optim_out, fsdp_error *err);
 
@@ -47,27 +49,30 @@ typedef struct fsdp_sgd_opts {
     const fsdp_optim_group *groups;
     size_t group_count;
 } fsdp_sgd_opts;
-/* Local. *optim_out is the caller's. Frozen parameters get no state. FSDP_ERR_USAGE for numbers that SGD does
- * not accept. */
+/* Creates an SGD. *optim_out is the caller's. Frozen parameters get no state. FSDP_ERR_USAGE for numbers
+ * that SGD does not accept. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sgd_opts *opts,
                                                   fsdp_optim **optim_out, fsdp_error *err);
-FSDP_API void fsdp_optim_free(fsdp_optim *optim);      /* local; accepts NULL */
+/* Frees an optimizer. Accepts NULL. */
+FSDP_API void fsdp_optim_free(fsdp_optim *optim);
 
-/* Local. Steps every parameter of the optimizer that has a sharded gradient, and drops the gradient.
- * The gradients of other optimizers of the root stay until their steps. Units of stepped parameters that are
- * gathered, or whose gather is under way, are resharded: their gathered data is from before the step. */
+/* Steps every parameter of the optimizer that has a sharded gradient, and drops the gradient. The
+ * gradients of other optimizers of the root stay until their steps. Reshards units of stepped parameters
+ * that are gathered, or whose gather is under way: their gathered data is from before the step. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err);
 
-/* Local. 1 when the options had no groups: one of all parameters. */
+/* Returns the number of groups; 1, of all parameters, when the options had none. */
 FSDP_API size_t fsdp_optim_group_count(const fsdp_optim *optim);
-FSDP_API double fsdp_optim_lr(const fsdp_optim *optim, size_t group);  /* NaN: there is no such group */
-/* Local, with the same value on all ranks. FSDP_ERR_USAGE: there is no such group, or lr is negative or not
- * finite. */
+/* Returns the learning rate of a group; NaN: there is no such group. */
+FSDP_API double fsdp_optim_lr(const fsdp_optim *optim, size_t group);
+/* Sets the learning rate of a group, the same on all ranks. FSDP_ERR_USAGE: there is no such group, or lr
+ * is negative or not finite. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_optim_set_lr(fsdp_optim *optim, size_t group, double lr,
                                                     fsdp_error *err);
 
-/* Local, between steps. f32 masters follow shards that the program changed itself: where one does not round
- * to its parameter, it becomes that. Calls that set or load values do this for all optimizers of the root. */
+/* Updates f32 masters, between steps, after the program itself changed shards: a master that does not
+ * round to its parameter becomes the parameter. Calls that set or load values do this for all optimizers
+ * of the root. */
 FSDP_API void fsdp_optim_refresh_masters(fsdp_optim *optim);
 
 /* One tensor of what an optimizer keeps for a parameter. */
@@ -80,7 +85,8 @@ typedef struct fsdp_optim_tensor {
     fsdp_layout layout;
     void *data;                /* live: this rank's part, packed */
 } fsdp_optim_tensor;
-/* Local, and before the first step, too. Returns how many there are; 0: no state of this parameter. */
+/* Lists the tensors that the optimizer keeps for a parameter, also before the first step. Returns their
+ * number; 0: no state of this parameter. */
 FSDP_API size_t fsdp_optim_describe_state(const fsdp_optim *optim, const fsdp_param *param,
                                           fsdp_optim_tensor tensors_out[FSDP_OPTIM_TENSORS]);
 
@@ -91,9 +97,10 @@ typedef struct fsdp_clip_opts {
     double norm_type;          /* default 2; infinity: the largest */
     bool error_if_nonfinite;   /* a norm that is not finite is FSDP_ERR_DAMAGED, and no gradient changes */
 } fsdp_clip_opts;
-/* Collective over all ranks of the root's meshes, between end_backward and the step. *norm_out, not
- * NULL, is the norm of all gradients as one vector, the same on every rank. The gradients are multiplied by
- * min(1, max_norm / (norm + 1e-6)). opts NULL: all zero, which only measures. */
+/* Measures the norm and clips the gradients, between end_backward and the step. *norm_out, not NULL, is
+ * the norm of all gradients as one vector, the same on every rank. The gradients are multiplied by min(1,
+ * max_norm / (norm + 1e-6)). opts NULL: all zero, which only measures. Collective over all ranks of the
+ * root's meshes. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts,
                                                            double *norm_out, fsdp_error *err);
 
@@ -104,17 +111,18 @@ typedef struct fsdp_scaler_opts {
     double init_scale, growth_factor, backoff_factor;  /* 0: 65536, 2, 0.5 */
     int64_t growth_interval;                           /* 0: 2000 */
 } fsdp_scaler_opts;
-/* Local. opts NULL: all defaults. *scaler_out is the caller's. */
+/* Creates a scaler. opts NULL: all defaults. *scaler_out is the caller's. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_create(const fsdp_scaler_opts *opts, fsdp_scaler **scaler_out,
                                                      fsdp_error *err);
-FSDP_API void fsdp_scaler_free(fsdp_scaler *scaler);   /* local; accepts NULL */
-/* Local. The scale of the next backward, the same on every rank. */
+/* Frees a scaler. Accepts NULL. */
+FSDP_API void fsdp_scaler_free(fsdp_scaler *scaler);
+/* Returns the scale of the next backward, the same on every rank. */
 FSDP_API double fsdp_scaler_scale(const fsdp_scaler *scaler);
-/* Collective. Divides the sharded gradients by the scale: before they are clipped. At most once after a
- * backward; the step does it otherwise. The gradients of one root at a time. */
+/* Divides the sharded gradients by the scale, before they are clipped. At most once after a backward; the
+ * step does it otherwise. The gradients of one root at a time. Collective. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err);
-/* Collective. The optimizer's step, unless a gradient of the root is not finite; then the scale is adapted:
- * of several optimizers, when all have stepped, or with the next backward's gradients when one has not. */
+/* Steps the optimizer, unless a gradient of the root is not finite; then adapts the scale: of several
+ * optimizers, when all have stepped, or with the next backward's gradients when one has not. Collective. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_optim *optim, bool *skipped_out,
                                                    fsdp_error *err);
 
@@ -133,7 +141,7 @@ typedef struct fsdp_schedule {
     int64_t warmup, total;
     double end;
 } fsdp_schedule;
-/* Local. The caller multiplies its learning rate by it (fsdp_optim_set_lr). */
+/* Returns the factor of a step, by which the caller multiplies its learning rate (fsdp_optim_set_lr). */
 FSDP_API double fsdp_schedule_factor(const fsdp_schedule *schedule, int64_t step);
 
 #ifdef __cplusplus

@@ -18,14 +18,14 @@ enum {
     FSDP_RESHARD_NEVER = -1
 };
 
-/* Called with the reduced gradients of the unit, flat, in the reduce dtype, in place: after the all-reduce
+/* Gets the reduced gradients of the unit, flat, in the reduce dtype, in place: after the all-reduce
  * (HSDP) or the reduce-scatter, before the last division. On the stream's thread. On a GPU a backward refuses
  * it, because it gets no stream. */
 typedef fsdp_status (*fsdp_all_reduce_hook)(void *context, void *data, fsdp_dtype dtype, int64_t count,
                                             fsdp_error *err);
 
 /*
- * A collective and its buffers in place of the library's. A gather has one flat buffer, which `run` gets as
+ * Replaces a collective of the library, and its buffers. A gather has one flat buffer, which `run` gets as
  * call->out, with call->in inside it; a reduction has two buffers, its input and its output.
  *
  * Ownership: the root owns a buffer from `alloc` to `dealloc`, and uses it again in later steps, for
@@ -36,7 +36,7 @@ typedef fsdp_status (*fsdp_all_reduce_hook)(void *context, void *data, fsdp_dtyp
  *
  * Threads and order: alloc and dealloc are called by the thread that calls the hooks; run on the stream's
  * thread, maybe at the same time. dealloc comes after all work with the buffer, also run's own. On a GPU the
- * thread that calls the hooks calls run, too, and run gives its work to call->stream: a call of fsdp_comm_run
+ * thread that calls the hooks also calls run, and run gives its work to call->stream: a call of fsdp_comm_run
  * with that stream.
  *
  * A group of one rank has buffers, but no run.

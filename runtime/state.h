@@ -1,7 +1,7 @@
 /*
- * State dicts of a root and its optimizers, whichever face made it: what get_state_dict and set_state_dict
- * are in PyTorch. Names do not depend on how the model is sharded, so that what one world gets another one
- * sets.
+ * State dicts of a root and its optimizers, whichever API made the root: the counterpart of PyTorch's
+ * get_state_dict and set_state_dict. Names do not depend on how the model is sharded, so that one world can
+ * set the dict that another one got.
  *
  *   model.<name>                       parameters, their further names as aliases, persistent buffers
  *   optim.state.<name>.<kind>          step (a 0-d f32 tensor), exp_avg, exp_avg_sq, momentum_buffer, master
@@ -9,7 +9,7 @@
  *   optim.param_groups                 one list of a dict per group instead, {lr, ..., params: [names]}
  *
  * A dict is *sharded*, its values being the live memory of this rank's shards, or *full*, every value whole.
- * docs/runtime.md, "State dicts", says how it goes; checkpoint.h saves and loads dicts at any world size.
+ * docs/runtime.md, "State dicts", describes the steps; checkpoint.h saves and loads dicts at any world size.
  */
 #ifndef FSDP_STATE_H
 #define FSDP_STATE_H
@@ -24,8 +24,8 @@ extern "C" {
 /* The part of the state that a call gets or sets. */
 typedef enum fsdp_state_part {
     FSDP_STATE_ALL = 0,
-    FSDP_STATE_MODEL,          /* optimizers are left alone [get_model_state_dict] */
-    FSDP_STATE_OPTIM           /* the model is left alone [get_optimizer_state_dict] */
+    FSDP_STATE_MODEL,          /* without optimizers [get_model_state_dict] */
+    FSDP_STATE_OPTIM           /* without the model [get_optimizer_state_dict] */
 } fsdp_state_part;
 
 /* All zero: everything, sharded, strict. In brackets: PyTorch's StateDictOptions. */
@@ -35,8 +35,8 @@ typedef struct fsdp_state_opts {
      * are merged, and have no parameter in common. */
     fsdp_optim *const *optims;
     size_t optim_count;
-    bool ignore_frozen;                /* parameters that need no gradient are neither in what is got, nor
-                                        * missing, nor touched [ignore_frozen_params] */
+    bool ignore_frozen;                /* parameters that need no gradient are neither got, nor missing,
+                                        * nor changed [ignore_frozen_params] */
     bool full_state_dict;              /* whole tensors, see below */
     bool cpu_offload;                  /* get: copies instead of live memory; of a full dict only rank 0 gets
                                         * data, the others an empty dict. set: nothing more to do here */
@@ -48,12 +48,12 @@ typedef struct fsdp_state_opts {
                                         * set takes both forms */
     const char *model_prefix, *optim_prefix;   /* NULL: "model.", "optim."; "" for none */
 
-    /* Only what lies below these modules; NULL: all of the model. */
+    /* Only entries below these modules; NULL: all of the model. */
     const char *const *submodules;
     size_t submodule_count;
-    bool drop_submodule_prefixes;      /* their prefixes are no part of names [not keep_submodule_prefixes] */
+    bool drop_submodule_prefixes;      /* names lack their prefixes [not keep_submodule_prefixes] */
 
-    /* The name of a parameter or buffer in state dicts; NULL: as it is. Read before the next call. */
+    /* Returns the name of a parameter or buffer in state dicts; NULL: as it is. Read before the next call. */
     const char *(*rename)(void *context, const char *name);
     void *context;
 } fsdp_state_opts;
@@ -61,25 +61,27 @@ typedef struct fsdp_state_opts {
 /* --- in memory -------------------------------------------------------------------------------- */
 
 /*
- * The state dict of this rank, between steps; what is gathered is resharded. opts NULL: all zero. The dict is
- * the caller's (fsdp_sd_free); on failure *sd_out is NULL.
+ * Gets the state dict of this rank, between steps; gathered parameters are resharded. opts NULL: all zero.
+ * The dict is the caller's (fsdp_sd_free); on failure *sd_out is NULL.
  *
  * Sharded: local, no copy. The dict borrows the memory of shards, moments and buffers: use it neither inside
  * a step nor after root and optimizers were freed. Parameters in flat ones (wrap.h) are runs of their
  * elements; buffers that are kept in another dtype than they were declared in are copies.
- * full_state_dict: collective over the world. Tensors are gathered one by one through one bounded buffer into
- * memory of the dict; ranks whose dicts differ are told the first name that does.
+ *
+ * full_state_dict: collective over the world. Tensors are gathered one by one through one bounded buffer
+ * into memory of the dict; ranks whose dicts differ are told the first name that does.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_get_state(fsdp_root *root, const fsdp_state_opts *opts,
                                                       fsdp_sd **sd_out, fsdp_error *err);
 
 /*
- * Copies a dict into the memory that is there, outside a step: before backward, or after the optimizer's.
- * Shapes and dtypes must be the same. When it fails before the copying began, nothing was changed. Tensors
- * that fsdp_sd_load has brought into a dict of fsdp_root_get_state are there already: hyper-parameters and
- * masters follow.
+ * Copies `sd` into the root's parameters and optimizer state. Call it between steps: before backward, or
+ * after the optimizer's step. Shapes and dtypes must be the same. When it fails before the copying began,
+ * nothing was changed. Tensors that fsdp_sd_load has brought into a dict of fsdp_root_get_state are not
+ * copied again: hyper-parameters and masters follow.
  *
- * Sharded: local. Each tensor must lie as the parameter does, a whole one is refused.
+ * Sharded: local. Each tensor must have the parameter's layout; a whole one is refused.
+ *
  * full_state_dict: local. Each tensor is whole on every rank, with the same values, and each rank takes its
  * part of it. With broadcast_from_rank0: collective over the world; one tensor at a time comes from rank 0
  * through one bounded buffer.
@@ -90,11 +92,11 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_get_state(fsdp_root *root, const fsd
  * parameter. Hyper-parameters come in either form. A flat parameter (wrap.h) has one step: those of its
  * parameters must not differ. Names outside both prefixes are the caller's own.
  *
- * FSDP_ERR_USAGE names what the optimizers here cannot continue, unless partial: state that they do not keep,
- * such as max_exp_avg_sq, and hyper-parameters that change steps, such as amsgrad and Adam's
+ * FSDP_ERR_USAGE names what the optimizers here cannot continue, unless partial: state that they do not
+ * keep, such as max_exp_avg_sq, and hyper-parameters that change steps, such as amsgrad and Adam's
  * decoupled_weight_decay=False with a decay. A momentum needs an optimizer that was made with one.
  *
- * report (may be NULL; freed by fsdp_load_report_release) lists names, also when they are why it failed:
+ * report (may be NULL; freed by fsdp_load_report_release) lists names, also when they caused the failure:
  * missing ones, an error unless partial, and unexpected ones, an error below model_prefix unless partial.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_state(fsdp_root *root, const fsdp_sd *sd,
@@ -104,8 +106,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_state(fsdp_root *root, const fsd
 /* --- checkpoints ------------------------------------------------------------------------------ */
 
 /*
- * Everything that checkpoint.h can do, and extra entries of the caller, such as the position in the data.
- * They are a state dict with names that neither the model nor the optimizers have.
+ * Saves and loads can do everything that checkpoint.h can, and take extra entries of the caller, such as
+ * the position in the data: a state dict with names that neither the model nor the optimizers have.
  *
  *   fsdp_root_save_opts opts = {.save.step = &step, .into_run = true, .extra = extra};
  *                                                                     extra has "data.epoch"
@@ -117,36 +119,35 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_state(fsdp_root *root, const fsd
 typedef struct fsdp_root_save_opts {
     fsdp_state_opts state;     /* which state, under which names. Not full_state_dict, cpu_offload and
                                 * broadcast_from_rank0, which are FSDP_ERR_USAGE: save.kind says how it is
-                                * stored. FSDP_LOCAL stores flat parameters (wrap.h) as they are, and does not
-                                * go with hybrid strategies */
+                                * stored. FSDP_LOCAL stores flat parameters (wrap.h) as they are, and excludes
+                                * hybrid strategies */
     fsdp_save_opts save;       /* kind, step, compress, overwrite, retain, ... */
     bool into_run;             /* dir is a run: the checkpoint is RUN/step-N, by fsdp_run_save. Needs
                                 * save.step; nothing is overwritten */
-    const fsdp_sd *extra;      /* saved, too: values, and tensors, whose memory is borrowed. May be NULL */
+    const fsdp_sd *extra;      /* also saved: values, and tensors, whose memory is borrowed. May be NULL */
 } fsdp_root_save_opts;
 
-/* Collective over the world. fsdp_sd_save of the sharded dict: on failure no checkpoint appears, and what was
- * there stays. opts NULL: all zero, which saves the model and all optimizers of the root. */
+/* Saves the sharded dict as fsdp_sd_save does: on failure no checkpoint appears, and an old one is
+ * untouched. opts NULL: all zero, which saves the model and all optimizers of the root. Collective over
+ * the world. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_save(fsdp_root *root, const char *dir,
                                                  const fsdp_root_save_opts *opts, fsdp_error *err);
 
 typedef struct fsdp_root_load_opts {
     fsdp_state_opts state;     /* as above */
     fsdp_load_opts load;       /* check, cast, watch, ... partial is set here or in state. The report has
-                                * names as fsdp_root_set_state does, also when they are why it failed; and the
-                                * path. include and exclude are FSDP_ERR_USAGE: state has submodules */
-    fsdp_sd *extra;            /* loaded, too: tensors into their memory (where there is none, memory of that
+                                * names as fsdp_root_set_state does, also when they caused the failure; and
+                                * the path. include and exclude are FSDP_ERR_USAGE: state has submodules */
+    fsdp_sd *extra;            /* also loaded: tensors into their memory (where there is none, memory of that
                                 * state dict), values replaced. A name that the checkpoint lacks is
-                                * missing; if partial, its entry stays as it is. May be NULL */
+                                * missing; if partial, its entry does not change. May be NULL */
     int64_t *step;             /* gets the checkpoint's step, FSDP_NO_STEP if it has none. May be NULL */
 } fsdp_root_load_opts;
 
-/*
- * Collective over the world. Takes what fsdp_root_set_state takes from a checkpoint of any mesh, either face
- * and any format that is read (PyTorch's, saved under "model" and "optim"): each rank reads its part. In a
- * run it takes the newest good one. opts NULL: all zero. Nothing is changed when names, shapes or dtypes do
- * not fit; after a failed read, contents are undefined.
- */
+/* Loads what fsdp_root_set_state takes from a checkpoint of any mesh, either API and any format that is
+ * read (PyTorch's, saved under "model" and "optim"): each rank reads its part. In a run it takes the
+ * newest good one. opts NULL: all zero. Nothing is changed when names, shapes or dtypes do not fit; after
+ * a failed read, contents are undefined. Collective over the world. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_load(fsdp_root *root, const char *path,
                                                  const fsdp_root_load_opts *opts, fsdp_error *err);
 

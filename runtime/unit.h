@@ -1,12 +1,12 @@
 /*
- * Units: parameters that are gathered and reduced together, and the hooks around their mathematics, since C
- * has no autograd. A unit is what one fully_shard call makes in PyTorch. docs/runtime.md has its states,
- * docs/flow_step.md a whole step.
+ * A unit gathers and reduces its parameters together. The program calls the unit's hooks around its
+ * computation, since C has no autograd. One fully_shard call of PyTorch makes one unit. docs/runtime.md has
+ * its states, docs/flow_step.md a whole step.
  *
  * Hooks, gathers by hand and the setting of a separate reduce-scatter group are collective in the unit's
  * groups: their ranks call them in one order. Every other call is local, but all ranks set the same values.
- * A unit is the model's and is freed with it. Units are used by one thread at a time. A call that comes at
- * the wrong time is FSDP_ERR_USAGE and changes nothing; any other failure stays the root's (root.h).
+ * A unit belongs to the model and is freed with it. Units are used by one thread at a time. A call that comes
+ * at the wrong time is FSDP_ERR_USAGE and changes nothing; any other failure stays the root's (root.h).
  */
 #ifndef FSDP_UNIT_H
 #define FSDP_UNIT_H
@@ -20,8 +20,8 @@ extern "C" {
 
 typedef struct fsdp_unit fsdp_unit;
 
-/* All zero but the mesh: FSDP over a mesh of one dim, HSDP over one of several, computed in the stored dtype.
- * A unit without a mesh is FSDP_ERR_USAGE. */
+/* Options of a unit. All zero but the mesh: FSDP over a mesh of one dim, HSDP over one of several,
+ * computed in the stored dtype. A unit without a mesh is FSDP_ERR_USAGE. */
 typedef struct fsdp_unit_opts {
     const fsdp_mesh *mesh;             /* connected, see fsdp_world_mesh */
     const char *shard_dims;            /* "dp": names of mesh dims, joined by commas; several are seen as one.
@@ -45,100 +45,97 @@ typedef struct fsdp_unit_opts {
 } fsdp_unit_opts;
 
 /*
- * Local. A unit of every parameter that has no unit yet and whose name is `prefix` or begins with "prefix.".
- * Inner units are made first. A unit may have no parameters, when inner units took them all or they are
- * ignored. FSDP_ERR_USAGE when no parameter, buffer or alias has such a name, with the nearest one that
- * exists, when a unit has that prefix already, and for "": fsdp_root_create makes the unit of the rest. The
- * opts are copied; NULL: all zero. The unit is the model's; unit_out may be NULL.
+ * Creates a unit of every parameter that has no unit yet and whose name is `prefix` or begins with
+ * "prefix.". Create inner units first. A unit may have no parameters, when inner units took them all or they
+ * are ignored. `opts` are copied; NULL: all zero. The unit is the model's; unit_out may be NULL.
+ *
+ * FSDP_ERR_USAGE when no parameter, buffer or alias has such a name, with the nearest one that exists, when
+ * a unit has that prefix already, and for "": fsdp_root_create makes the unit of the rest.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_create(fsdp_model *model, const char *prefix,
                                                    const fsdp_unit_opts *opts, fsdp_unit **unit_out,
                                                    fsdp_error *err);
-/* Local. One unit of n >= 1 different prefixes, its members; otherwise as fsdp_unit_create. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes,
-                                                        size_t n, const fsdp_unit_opts *opts,
-                                                        fsdp_unit **unit_out, fsdp_error *err);
 
-FSDP_API const char *fsdp_unit_name(const fsdp_unit *unit);    /* members joined by ", "; "root" */
+/* Returns the unit's name: its members joined by ", ", or "root". */
+FSDP_API const char *fsdp_unit_name(const fsdp_unit *unit);
+/* Returns the number of the unit's parameters. */
 FSDP_API size_t fsdp_unit_param_count(const fsdp_unit *unit);
-FSDP_API fsdp_param *fsdp_unit_param_at(const fsdp_unit *unit, size_t i);  /* NULL behind the last */
+/* Returns a parameter of the unit; NULL after the last. */
+FSDP_API fsdp_param *fsdp_unit_param_at(const fsdp_unit *unit, size_t i);
 
 /* --- hooks ------------------------------------------------------------------------------------ */
 
 /*
- * pre_forward and pre_backward gather the parameters; post_forward reshards them, post_backward reduces the
- * gradients and reshards the parameters. A hook that is called twice in a row does nothing the second time,
- * but post_forward without its pre_forward is FSDP_ERR_USAGE. post_backward may come without pre_backward: it
- * reduces the gradients that there are.
+ * Gather the parameters (pre_forward and pre_backward), reshard them (post_forward), or reduce the gradients
+ * and reshard the parameters (post_backward). A hook that is called twice in a row does nothing the second
+ * time, but post_forward without its pre_forward is FSDP_ERR_USAGE. post_backward may come without
+ * pre_backward: it reduces the gradients that exist.
  *
- * Activations that are computed again in backward: a pre_forward of a unit whose backward has begun, or of a
- * unit inside it, gathers, and its post_forward does not reshard.
+ * Activations may be recomputed in backward: a pre_forward of a unit whose backward has begun, or of a unit
+ * inside it, gathers, and its post_forward does not reshard.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_pre_forward(fsdp_unit *unit, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_post_forward(fsdp_unit *unit, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_pre_backward(fsdp_unit *unit, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_post_backward(fsdp_unit *unit, fsdp_error *err);
 
-/*
- * The hook of one member of a unit of fsdp_unit_create_list; `member` is the index of its prefix. The first
- * pre_forward gathers, the last post_forward reshards. A backward ends with the last post_backward of the
- * members that ran in forward: a member that is called several times reduces as often. A forward that not all
- * members came through ends with fsdp_root_end_forward.
- */
 typedef enum fsdp_hook {
     FSDP_HOOK_PRE_FORWARD,
     FSDP_HOOK_POST_FORWARD,
     FSDP_HOOK_PRE_BACKWARD,
     FSDP_HOOK_POST_BACKWARD
 } fsdp_hook;
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_member_hook(fsdp_unit *unit, size_t member, fsdp_hook hook,
-                                                        fsdp_error *err);
 
-/* Gathers outside the hooks. *handle_out (may be NULL) is the unit's, and is waited for by fsdp_unshard_wait
- * or by the next pre_forward. fsdp_unit_reshard frees the gathered parameters at once. */
 typedef struct fsdp_unshard_handle fsdp_unshard_handle;
+/* Gathers outside the hooks. *handle_out (may be NULL) is the unit's; fsdp_unshard_wait or the next
+ * pre_forward waits for it. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_unshard(fsdp_unit *unit, bool is_async,
                                                     fsdp_unshard_handle **handle_out, fsdp_error *err);
+/* Waits for a gather of fsdp_unit_unshard. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard_wait(fsdp_unshard_handle *handle, fsdp_error *err);
+/* Frees the gathered parameters at once. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_reshard(fsdp_unit *unit, fsdp_error *err);
 
 /* --- memory of parameters, once the root is made ------------------------------------------------ */
 
-/* The library owns it: the shard always, the gathered data between pre_forward and post_forward, and between
- * pre_backward and post_backward. A pointer that is asked for in another state is NULL; fsdp_param_error
- * gives the reason, otherwise it is the error of the next call on that root. */
+/* The library owns this memory: the shard always, the gathered data between pre_forward and post_forward,
+ * and between pre_backward and post_backward. A pointer that is asked for in another state is NULL;
+ * fsdp_param_error gives the reason, otherwise it is the error of the next call on that root. */
 
-/* This rank's rows, packed, of the parameter's dtype. *box_out (may be NULL) says which; it may be empty.
- * Buffers: the whole. */
+/* Returns this rank's rows, packed, of the parameter's dtype; the whole of a buffer. *box_out (may be
+ * NULL) says which rows; it may be empty. */
 FSDP_API void *fsdp_param_shard(fsdp_param *param, fsdp_box *box_out);
 
-/* Gathered: what this rank's mathematics work on, row-major, of its data_dtype (fsdp_param_describe). */
+/* Returns the gathered data that this rank computes with, row-major, of its data_dtype
+ * (fsdp_param_describe). */
 FSDP_API void *fsdp_param_data(fsdp_param *param);
-FSDP_API void fsdp_param_data_box(const fsdp_param *param, fsdp_box *box_out); /* of it; all but tensor
-                                                                                 * parallel ones: the whole */
+/* Returns the box of that data: the whole, but for tensor parallel parameters. */
+FSDP_API void fsdp_param_data_box(const fsdp_param *param, fsdp_box *box_out);
 
-/* The gradient of this backward, as large as the data: zeroed on the first request, to be added to. */
+/* Returns the gradient of this backward, as large as the data; it is zeroed on the first request, and the
+ * caller adds to it. */
 FSDP_API void *fsdp_param_grad(fsdp_param *param);
-/* The gradient without zeroing: the caller overwrites all of it. */
+/* Returns the gradient without zeroing it: the caller overwrites all of it. */
 FSDP_API void *fsdp_param_grad_raw(fsdp_param *param);
-/* The reduced gradient of this rank's rows, from end_backward to the optimizer's step; NULL: none. */
+/* Returns the reduced gradient of this rank's rows, from end_backward to the optimizer's step; NULL: none. */
 FSDP_API void *fsdp_param_shard_grad(fsdp_param *param);
 
 /*
- * Local. The reason why one of these pointers was NULL:
+ * Returns the reason why one of these pointers was NULL:
  *
  *   float *weight = fsdp_param_data(param);
  *   if (!weight)
  *       return fsdp_param_error(param, err);
  *
- * It is the first such failure of any parameter of this root, and is returned once: here, or else by the next
- * call on the root. FSDP_OK when there is none: NULL was right (no gradient has been reduced).
+ * The reason is that of the first such failure of any parameter of this root, and is returned once: here, or
+ * else by the next call on the root. FSDP_OK when there is none: NULL was right (no gradient has been
+ * reduced).
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_error(const fsdp_param *param, fsdp_error *err);
 
-/* Local, with the same value on all ranks. Default: true for parameters of floating dtypes. A parameter with
- * false is frozen: it is gathered and has no gradient. FSDP_ERR_USAGE inside a forward or backward, in a flat
- * parameter (wrap.h), and true for a buffer or for a dtype that is not floating. */
+/* Freezes a parameter (false) or makes it trainable (true, the default for floating dtypes), with the same
+ * value on all ranks. A frozen parameter is gathered and has no gradient. FSDP_ERR_USAGE inside a forward
+ * or backward, in a flat parameter (wrap.h), and for true with a buffer or a dtype that is not floating. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_requires_grad(fsdp_param *param, bool requires_grad,
                                                                fsdp_error *err);
 
@@ -147,7 +144,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_requires_grad(fsdp_param *param
 /* A setting is a switch, 1 or 0, unless its line has other values. The last two change how a unit
  * communicates: FSDP_ERR_USAGE inside a forward or backward. The others take effect with the next hook. */
 typedef enum fsdp_unit_setting {
-    /* Default 1. 0: post_backward keeps gradients whole and adds them up. Sets REQUIRES_ALL_REDUCE, too. */
+    /* Default 1. 0: post_backward keeps gradients whole and adds them up. Also sets REQUIRES_ALL_REDUCE. */
     FSDP_UNIT_REQUIRES_GRADIENT_SYNC,
     /* Default 1. 0: HSDP reduce-scatters gradients and adds them up, until 1 all-reduces the sum. */
     FSDP_UNIT_REQUIRES_ALL_REDUCE,
@@ -155,51 +152,68 @@ typedef enum fsdp_unit_setting {
     FSDP_UNIT_RESHARD_AFTER_FORWARD,
     FSDP_UNIT_RESHARD_AFTER_BACKWARD,          /* default 1; 0: post_backward does not reshard */
     FSDP_UNIT_UNSHARD_IN_BACKWARD,             /* default 1; 0: pre_backward does not gather */
-    FSDP_UNIT_KEEP_UNSHARDED_STORAGE,          /* default 0; 1: memory stays for the next gather */
+    FSDP_UNIT_KEEP_UNSHARDED_STORAGE,          /* default 0; 1: memory is kept for the next gather */
     FSDP_UNIT_UNSHARD_ASYNC_OP,                /* default 0; 1: hooks gather on the compute stream */
     FSDP_UNIT_FORCE_SUM_REDUCTION_FOR_COMMS,   /* default 0; 1: collectives sum, a division follows */
     /* Default 0. 1: zeros for parameters without a gradient, so that ranks may use different ones. */
     FSDP_UNIT_REDUCE_SCATTER_UNUSED_PARAMS,
     /* Default 1. The number of inputs in flight, at least 1; units of one root share the largest. */
     FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS,
-    /* Default 0. 1: reduce-scatter has a communicator of its own, beside all-gather; the first time, this is
-     * collective. */
+    /* Default 0. 1: reduce-scatter has a communicator of its own, apart from all-gather; the first time, this
+     * is collective. */
     FSDP_UNIT_SEPARATE_REDUCE_SCATTER_GROUP,
-    /* Default 0. 1: buffers lie in memory that the communicator allocates; FSDP_ERR_USAGE beside a custom
+    /* Default 0. 1: buffers are in memory that the communicator allocates; FSDP_ERR_USAGE with a custom
      * collective. */
     FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP
 } fsdp_unit_setting;
-/* recurse: sets all units below the unit's prefixes, too. */
+/* Changes a setting of the unit; with `recurse` also of all units below the unit's prefixes. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set(fsdp_unit *unit, fsdp_unit_setting setting, int value,
                                                 bool recurse, fsdp_error *err);
-/* Local. The factor divides the sum of gradients in place of the number of ranks; a call with the number of
- * ranks restores the mean. FSDP_ERR_USAGE unless the factor is positive and finite. */
+/* Divides the sum of gradients by a factor instead of the number of ranks; a call with the number of ranks
+ * restores the mean. FSDP_ERR_USAGE unless the factor is positive and finite. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_gradient_divide_factor(fsdp_unit *unit, double factor,
                                                                        fsdp_error *err);
-/* The units that are gathered ahead by this unit's `hook`: FSDP_HOOK_PRE_FORWARD or FSDP_HOOK_PRE_BACKWARD.
- * `units` are of one root, and are copied. n 0: back to the default. */
+/* Sets the units that this unit's `hook` gathers ahead: FSDP_HOOK_PRE_FORWARD or FSDP_HOOK_PRE_BACKWARD.
+ * `units` are of one root, and are copied. n 0 restores the default. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_prefetch(fsdp_unit *unit, fsdp_hook hook,
                                                          fsdp_unit *const *units, size_t n, fsdp_error *err);
+
+/* --- units of several members ------------------------------------------------------------------ */
+
+/* Creates one unit of n >= 1 different prefixes, its members; otherwise as fsdp_unit_create. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes,
+                                                        size_t n, const fsdp_unit_opts *opts,
+                                                        fsdp_unit **unit_out, fsdp_error *err);
+
+/*
+ * Calls the hook of one member of a unit of fsdp_unit_create_list; `member` is the index of its prefix.
+ * The first pre_forward gathers, the last post_forward reshards. A backward ends with the last post_backward
+ * of the members that ran in forward: a member that is called several times reduces as often. A forward that
+ * not all members came through ends with fsdp_root_end_forward.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_member_hook(fsdp_unit *unit, size_t member, fsdp_hook hook,
+                                                        fsdp_error *err);
 
 /* --- plug-ins --------------------------------------------------------------------------------- */
 
 /* Replaces the hook; NULL: none. Its context lives until the root has ended. */
 FSDP_API void fsdp_unit_set_all_reduce_hook(fsdp_unit *unit, fsdp_all_reduce_hook hook, void *context);
 
-/* In place of the library's all-gather (FSDP_ALL_GATHER) or reduce-scatter (FSDP_REDUCE_SCATTER). `custom` is
- * copied; NULL: the library's again. FSDP_ERR_USAGE inside a forward or backward, and for units of several
- * groups, here or when the root is made. */
+/* Replaces the library's all-gather (FSDP_ALL_GATHER) or reduce-scatter (FSDP_REDUCE_SCATTER). `custom` is
+ * copied; NULL restores the library's. FSDP_ERR_USAGE inside a forward or backward, and for units of
+ * several groups, here or when the root is made. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_custom_collective(fsdp_unit *unit, fsdp_collective_kind kind,
                                                                   const fsdp_custom_collective *custom,
                                                                   fsdp_error *err);
 
 /* --- mixed precision of activations ----------------------------------------------------------- */
 
-/* The dtype that inputs of the unit's mathematics are cast to, and its outputs; `dtype` itself when nothing
- * is to be done or it is not a floating type. */
+/* Returns the dtype to cast the unit's inputs to, or `dtype` itself if it is not floating or no cast is
+ * configured. */
 FSDP_API fsdp_dtype fsdp_unit_input_dtype(const fsdp_unit *unit, fsdp_dtype dtype);
+/* Returns the dtype to cast the unit's outputs to, likewise. */
 FSDP_API fsdp_dtype fsdp_unit_output_dtype(const fsdp_unit *unit, fsdp_dtype dtype);
-/* Casts n elements; for the two above. */
+/* Casts n elements, for the two calls above. */
 FSDP_API void fsdp_cast(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t n);
 
 #ifdef __cplusplus

@@ -1,14 +1,14 @@
 /*
- * The FSDP1 face: a model is wrapped as PyTorch's FullyShardedDataParallel wraps it, over the same engine as
- * units (unit.h). For programs that think in sharding strategies, wrap policies and flat parameters, and for
- * checkpoints that FSDP1 users know. docs/runtime.md says what differs from PyTorch.
+ * Wraps a model as PyTorch's FullyShardedDataParallel does, over the same engine as units (unit.h). This API
+ * is for programs that use sharding strategies, wrap policies and flat parameters, and for checkpoints that
+ * FSDP1 users know. docs/runtime.md says what differs from PyTorch.
  *
  * The caller declares a model (model.h) and makes no units: fsdp_wrap_create does, one per module that the
- * policy wants, and one of the rest. The parameters of a unit lie in one flat parameter, a 1-D tensor that
- * is cut into one chunk per rank, wherever that falls. The handles that fsdp_model_add gave stay good:
+ * policy wants, and one of the rest. One flat parameter holds the parameters of a unit: a 1-D tensor that
+ * is cut into one chunk per rank, also inside of a parameter. The handles of fsdp_model_add stay valid:
  *
- *   fsdp_param_data, fsdp_param_grad     the parameter's place in the gathered flat parameter; a gradient is
- *                                        always zeroed when it is first asked for, fsdp_param_grad_raw's, too
+ *   fsdp_param_data, fsdp_param_grad     the parameter's part of the gathered flat parameter; a gradient is
+ *                                        always zeroed on the first request, also by fsdp_param_grad_raw
  *   fsdp_param_shard                     its part in this rank's chunk: a run of its elements in
  *                                        row-major order, which need not be whole rows. The box is that run:
  *                                        one dim, (first, count), count 0 for none
@@ -19,8 +19,8 @@
  *
  * Everything else is the root's, fsdp_wrap_root: first values (root_init.h), optimizers, clipping and loss
  * scaling (optim.h), steps (root.h, unit.h), state dicts and checkpoints (state.h). They show declared
- * parameters, with the names, shapes and dtypes that they were declared with, so that checkpoints go from
- * either face to the other at any world size. PyTorch's FSDP1 calls have these counterparts:
+ * parameters, with the names, shapes and dtypes that they were declared with, so that either API loads the
+ * other's checkpoints at any world size. PyTorch's FSDP1 calls have these counterparts:
  *
  *   FULL_STATE_DICT, rank0_only          fsdp_state_opts.full_state_dict, with cpu_offload
  *   SHARDED_STATE_DICT, LOCAL_           sharded; checkpoints of kind FSDP_SHARDED, FSDP_LOCAL
@@ -31,7 +31,7 @@
  *
  * Optimizers ask their groups about declared parameters with use_orig_params, and do not step frozen or
  * unmatched ones; otherwise about flat ones. A flat parameter has one gradient: of several optimizers the
- * first that steps any of it uses it up, so what lies in one is for one of them.
+ * first that steps any of it uses it up, so all of it belongs to one of them.
  *
  * Everything is *local* unless it says collective: made by all ranks of the world in one order. All ranks
  * wrap alike. One fsdp_wrap is used by one thread at a time.
@@ -62,7 +62,7 @@ typedef enum fsdp_wrap_strategy {
 /* The time at which the unit whose backward comes next is gathered. A wrong guess costs a gather, never
  * correctness. */
 typedef enum fsdp_wrap_prefetch {
-    FSDP_WRAP_BACKWARD_PRE = 0,  /* before this unit's mathematics: most overlap, most memory */
+    FSDP_WRAP_BACKWARD_PRE = 0,  /* before this unit computes: most overlap, most memory */
     FSDP_WRAP_BACKWARD_POST,     /* after this unit is resharded, before it reduces */
     FSDP_WRAP_BACKWARD_NONE
 } fsdp_wrap_prefetch;
@@ -82,19 +82,19 @@ typedef struct fsdp_wrap_unit_opts {
 /* A module: a prefix of parameters' names ("layers.0.attn"). */
 typedef struct fsdp_wrap_module {
     const char *name;          /* "" for the root, which no policy is asked about */
-    const char *type;          /* what type_of said, else "" */
+    const char *type;          /* as returned by type_of, else "" */
     int64_t unwrapped;         /* elements below it that no inner unit has */
     bool is_list;              /* only modules named 0, 1, 2, ... and no parameters of its own */
 } fsdp_wrap_module;
 
 typedef enum fsdp_wrap_policy_kind {
-    FSDP_POLICY_NONE = 0,     /* the root alone */
+    FSDP_POLICY_NONE = 0,     /* only the root */
     FSDP_POLICY_ALWAYS,       /* every module but lists */
     FSDP_POLICY_NAMES,        /* the modules with these names; '*' stands for one element: "layers.*" */
     FSDP_POLICY_TYPES,        /* those of these types. A name or type that no module has is FSDP_ERR_USAGE */
     FSDP_POLICY_SIZE,         /* those with min_elements that are not wrapped yet; lists are only searched,
                                 * the types named are taken whole or not at all */
-    FSDP_POLICY_CUSTOM        /* those that `wants` says yes to */
+    FSDP_POLICY_CUSTOM        /* those for which `wants` returns true */
 } fsdp_wrap_policy_kind;
 
 typedef struct fsdp_wrap_policy {
@@ -121,7 +121,7 @@ typedef struct fsdp_wrap_opts {
     fsdp_wrap_unit_opts unit;  /* of every unit, unless the policy changes it */
     fsdp_wrap_policy policy;   /* names and types are used until fsdp_wrap_create returns */
     bool use_orig_params;      /* the optimizer sees parameters as they were declared (groups, frozen ones),
-                                * and they lie at multiples of 16 bytes; otherwise it sees flat ones */
+                                * and they are at multiples of 16 bytes; otherwise it sees flat ones */
     bool unlimited_gathers;    /* otherwise at most 2 gathers are in flight: the host waits for memory that
                                 * was freed, prefetches beyond that are left out [not limit_all_gathers] */
     fsdp_dtype buffer_dtype;   /* buffers are kept in; saved in their own. NONE: their own */
@@ -130,23 +130,21 @@ typedef struct fsdp_wrap_opts {
     const char *const *ignored_modules, *const *ignored_states;
     size_t ignored_module_count, ignored_state_count;
 } fsdp_wrap_opts;
-/*
- * Collective. Wraps the model, which takes no further parameters and units from now on, and allocates all
- * shards (zeroed). A flat parameter has one floating dtype and, without use_orig_params, only trainable
- * parameters or only frozen ones: FSDP_ERR_USAGE names those that do not fit. opts NULL: all
- * zero.
- */
+/* Wraps the model, which takes no further parameters and units from now on, and allocates all shards
+ * (zeroed). A flat parameter has one floating dtype and, without use_orig_params, only trainable
+ * parameters or only frozen ones: FSDP_ERR_USAGE names those that do not fit. opts NULL: all zero.
+ * Collective. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_create(fsdp_model *model, const fsdp_wrap_opts *opts,
                                                    fsdp_wrap **wrap_out, fsdp_error *err);
-/* In any order with model and optimizers (root.h). Accepts NULL. */
+/* Frees the fsdp_wrap, in any order with model and optimizers (root.h). Accepts NULL. */
 FSDP_API void fsdp_wrap_free(fsdp_wrap *wrap);
 
-/* Local. The root is the fsdp_wrap's, and is freed with it. */
+/* Returns the root, which is the fsdp_wrap's and is freed with it. */
 FSDP_API fsdp_root *fsdp_wrap_root(fsdp_wrap *wrap);
-/* The unit of exactly that module, "" for the root; NULL when it is none. */
+/* Returns the unit of exactly that module, "" for the root; NULL when the module is not a unit. */
 FSDP_API fsdp_unit *fsdp_wrap_unit(fsdp_wrap *wrap, const char *module);
-/* The flat parameter of a unit, named MODULE._flat_param; NULL when nothing is in it. Its shard, gradient
- * and layout are those of any parameter of one dim. */
+/* Returns the flat parameter of a unit, named MODULE._flat_param; NULL when nothing is in it. Its shard,
+ * gradient and layout are those of any parameter of one dim. */
 FSDP_API fsdp_param *fsdp_wrap_flat_param(fsdp_wrap *wrap, const fsdp_unit *unit);
 
 typedef enum fsdp_wrap_training {
@@ -154,7 +152,7 @@ typedef enum fsdp_wrap_training {
     FSDP_WRAP_FORWARD_BACKWARD,
     FSDP_WRAP_SUMMON_FULL_PARAMS
 } fsdp_wrap_training;
-/* Local. FORWARD_BACKWARD inside a forward or a backward, SUMMON_FULL_PARAMS until fsdp_wrap_summon_end. */
+/* Returns FORWARD_BACKWARD inside a forward or a backward, SUMMON_FULL_PARAMS until fsdp_wrap_summon_end. */
 FSDP_API fsdp_wrap_training fsdp_wrap_training_state(const fsdp_wrap *wrap);
 
 /* The place of a parameter in its flat parameter, in elements. */
@@ -164,12 +162,13 @@ typedef struct fsdp_wrap_place {
     int64_t first, local;      /* this rank's run of it: first element, elements; local 0: none */
     int64_t at;                /* the run's first element in this rank's chunk */
 } fsdp_wrap_place;
+/* Returns the place of a declared parameter. */
 FSDP_API fsdp_wrap_place fsdp_wrap_place_of(const fsdp_param *param);
 
 /* --- training --------------------------------------------------------------------------------- */
 
-/* Local, between steps. Until it is switched off, gradients are kept whole and added up; the next backward
- * after that reduces them [no_sync]. */
+/* Keeps gradients whole and adds them up until it is switched off, between steps; the next backward after
+ * that reduces them [no_sync]. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_set_accumulating(fsdp_wrap *wrap, bool is_accumulating,
                                                              fsdp_error *err);
 
@@ -187,14 +186,14 @@ typedef struct fsdp_wrap_bucket {
     struct fsdp_stream *stream;
     void *native;
 } fsdp_wrap_bucket;
-/* On a stream's thread, on a GPU on the program's, once per unit and reduction; collectives go through comm
- * and are made by all its ranks alike. It is not called where a unit has one rank. */
+/* Runs on a stream's thread, on a GPU on the program's, once per unit and reduction; collectives go
+ * through comm and are made by all its ranks alike. It is not called where a unit has one rank. */
 typedef fsdp_status (*fsdp_wrap_comm_hook)(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
                                            fsdp_error *err);
-/* For all units: once, before the first forward. FSDP_ERR_USAGE with hybrid strategies. */
+/* Registers a hook for all units, once, before the first forward. FSDP_ERR_USAGE with hybrid strategies. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook hook,
                                                                void *context, fsdp_error *err);
-/* Hooks: the mean in narrow numbers, divided before the sum and after it. They need no context. */
+/* Compute the mean in narrow numbers, divided before the sum and after it: hooks that need no context. */
 FSDP_API fsdp_status fsdp_wrap_fp16_compress_hook(void *context, fsdp_comm *comm,
                                                   const fsdp_wrap_bucket *bucket, fsdp_error *err);
 FSDP_API fsdp_status fsdp_wrap_bf16_compress_hook(void *context, fsdp_comm *comm,
@@ -205,24 +204,24 @@ FSDP_API fsdp_status fsdp_wrap_bf16_compress_hook(void *context, fsdp_comm *comm
 typedef struct fsdp_wrap_summon_opts {
     bool only_unit;            /* not those of modules below it [not recurse] */
     bool discard_changes;      /* but those of NO_SHARD units stay in any case [not writeback] */
-    bool rank0_only;           /* rank 0 alone keeps them, on the others fsdp_param_data is NULL */
+    bool rank0_only;           /* only rank 0 keeps them, on the others fsdp_param_data is NULL */
     bool offload_to_cpu;       /* into host memory */
-    bool with_grads;           /* the reduced gradients, too: fsdp_param_grad, NULL where there is none */
+    bool with_grads;           /* also the reduced gradients: fsdp_param_grad, NULL where there is none */
 } fsdp_wrap_summon_opts;
 
 /*
- * Collective, between steps. Gathers parameters in the dtype they are stored in, until fsdp_wrap_summon_end:
- * fsdp_param_data has them. unit NULL: the root. Then, each rank's own run of what was changed goes back, and
- * no rank talks to another: change them alike, or each rank its own. opts may be NULL. f32 masters of narrow
- * parameters follow. Until then no optimizer is made or steps.
+ * Gathers parameters, between steps, in the dtype they are stored in, until fsdp_wrap_summon_end:
+ * fsdp_param_data has them. unit NULL: the root. At the end each rank's own run of what was changed goes
+ * back, and no rank talks to another: change them alike, or each rank its own. opts may be NULL. f32 masters
+ * of narrow parameters follow. Until then no optimizer is made or steps. Collective.
  *
- * Refused as in PyTorch, FSDP_ERR_USAGE: rank0_only without discard_changes; with_grads without
- * use_orig_params or with offload_to_cpu; offload_to_cpu of a NO_SHARD unit. Also: inside a step, and twice.
+ * FSDP_ERR_USAGE, as in PyTorch: rank0_only without discard_changes; with_grads without use_orig_params or
+ * with offload_to_cpu; offload_to_cpu of a NO_SHARD unit. Also: inside a step, and twice.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_summon_full_params(fsdp_wrap *wrap, fsdp_unit *unit,
                                                                const fsdp_wrap_summon_opts *opts,
                                                                fsdp_error *err);
-/* Local. Ends the summoning: writes changes to the shards, as said above, and frees the gathered parameters.
+/* Ends the summoning: writes changes to the shards, as said above, and frees the gathered parameters.
  * FSDP_ERR_USAGE when none are summoned. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_summon_end(fsdp_wrap *wrap, fsdp_error *err);
 
@@ -237,12 +236,10 @@ typedef struct fsdp_wrap_optim_input {
 
 typedef enum fsdp_wrap_key_type { FSDP_WRAP_PARAM_NAME = 0, FSDP_WRAP_PARAM_ID } fsdp_wrap_key_type;
 
-/*
- * Local. A dict of optimizer state (FSDP_STATE_OPTIM, nested_optim, optim_prefix "") with other keys: names,
- * or positions in input (0, 1, ...). Borrows the memory of sd's tensors. Keys of that type already stay as
- * they are; of names that input lacks the state is left out. FSDP_ERR_USAGE: keys of both types, or a
- * position that input does not have. The lists `params` follow, and are sorted.
- */
+/* Makes a dict of optimizer state (FSDP_STATE_OPTIM, nested_optim, optim_prefix "") with other keys:
+ * names, or positions in input (0, 1, ...). Borrows the memory of sd's tensors. Keys of that type already
+ * do not change; the state of names that input lacks is left out. FSDP_ERR_USAGE: keys of both types, or a
+ * position that input does not have. The lists `params` follow, and are sorted. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_rekey_optim_state(const fsdp_sd *sd, fsdp_wrap_key_type type,
                                                               const fsdp_wrap_optim_input *input,
                                                               fsdp_sd **sd_out, fsdp_error *err);

@@ -1,6 +1,6 @@
 /*
- * Checkpoints: save a state dict, load it on any number of ranks, look at it, verify it. Runs of
- * checkpoints are in run.h, conversions in convert.h.
+ * Saves a state dict as a checkpoint, loads it on any number of ranks, lists it, verifies it. Runs
+ * of checkpoints are in run.h, conversions in convert.h. Calls are local unless they are marked collective.
  *
  * A checkpoint is a directory that appears by one rename (docs/commit.md). After fsdp_sd_save has returned
  * FSDP_OK it survives a power cut, and it loads bit for bit at any world size, mesh, sharding dim or kind.
@@ -37,9 +37,10 @@ typedef enum fsdp_owner_policy {
  */
 typedef struct fsdp_watch {
     void *context;
-    /* Bytes done of total, and the name at work; non-zero stops the call with FSDP_ERR_CANCELLED. */
+    /* Bytes done of total, and the name of the current entry; non-zero stops the call with
+     * FSDP_ERR_CANCELLED. */
     int (*progress)(void *context, int64_t done, int64_t total, const char *what);
-    /* A line for people that is no error: a skipped checkpoint, a view that was left out. */
+    /* A line for people that is not an error: a skipped checkpoint, a view that was left out. */
     void (*notice)(void *context, const char *text);
     /* True ends a wait early. The call itself stops only when progress says so. */
     bool (*stopped)(void *context);
@@ -50,8 +51,8 @@ typedef struct fsdp_access {
     bool follow_links;         /* a symbolic link in a checkpoint's directory is followed wherever it leads;
                                   otherwise only within a Hugging Face cache, where snapshots/REVISION/NAME
                                   leads to a file in blobs. Writing never goes through a link */
-    bool limits_only;          /* resource limits alone confine the child process that reads HDF5 files of
-                                  other programs; otherwise seccomp limits its system calls, too, and opening
+    bool limits_only;          /* only resource limits confine the child process that reads HDF5 files of
+                                  other programs; otherwise seccomp also limits its system calls, and opening
                                   is FSDP_ERR_REFUSED where the kernel has no seccomp */
     void *disk;                /* NULL. Tests of the library put a disk here that fails */
 } fsdp_access;
@@ -63,8 +64,8 @@ enum { FSDP_NO_STEP = -1 };
 
 typedef struct fsdp_retention {
     int keep_last;             /* newest verified checkpoints kept; at least 2 */
-    int64_t keep_every;        /* steps divisible by this are kept for good; 0: none */
-    const int64_t *pins;       /* steps kept for good; a file step-N/.pin pins, too */
+    int64_t keep_every;        /* steps divisible by this are kept permanently; 0: none */
+    const int64_t *pins;       /* steps kept permanently; a file step-N/.pin also pins */
     size_t pin_count;
 } fsdp_retention;
 
@@ -75,7 +76,7 @@ typedef struct fsdp_save_opts {
     int level;                 /* 0: entropy coding only (fastest, best on floats); else zstd's */
     bool skip_fsync;           /* leaves durability to the operating system */
     bool skip_view;            /* writes no index.h5 */
-    bool rank0_writes;         /* full: rank 0 alone writes the file, the others send their boxes to it */
+    bool rank0_writes;         /* full: only rank 0 writes the file, the others send their boxes to it */
     bool overwrite;            /* replaces an existing checkpoint (outside runs) */
     int threads;               /* workers of this rank */
     int64_t memory;            /* bytes of buffers of this rank */
@@ -86,16 +87,14 @@ typedef struct fsdp_save_opts {
     fsdp_access access;
 } fsdp_save_opts;
 
-/*
- * Collective, with the same path and equal options on every rank (threads, memory and watch may differ), else
- * FSDP_ERR_USAGE names two ranks. Saves sd as the checkpoint `dir`, which must not exist (FSDP_ERR_EXISTS).
- * Returns the same status on every rank. On failure nothing of the new checkpoint stays and what was there
- * before is untouched; only after FSDP_ERR_PEER, when a rank was lost, the new one may be there, whole.
- */
+/* Saves sd as the checkpoint `dir`, which must not exist (FSDP_ERR_EXISTS). Path and options are equal on
+ * every rank (threads, memory and watch may differ), else FSDP_ERR_USAGE names two ranks. Returns the same
+ * status on every rank. On failure nothing of the new checkpoint remains and an old one is untouched; only
+ * after FSDP_ERR_PEER, when a rank was lost, the new one may exist, whole. Collective. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                                                const fsdp_save_opts *opts, fsdp_error *err);
 
-/* Local. The bytes of tensors that `rank` would write; touches no file. */
+/* Computes the bytes of tensors that `rank` would write; touches no file. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_save_plan_bytes(const fsdp_sd *sd, fsdp_kind kind,
                                                        fsdp_owner_policy owners, int rank,
                                                        int64_t *bytes_out, fsdp_error *err);
@@ -117,6 +116,7 @@ typedef struct fsdp_load_report {
     char *path;                /* the checkpoint that was loaded */
     int64_t bytes_read, bytes_needed;  /* by this rank; in its boxes */
 } fsdp_load_report;
+/* Frees the names and the path of a report. */
 FSDP_API void fsdp_load_report_release(fsdp_load_report *report);
 
 typedef struct fsdp_load_opts {
@@ -135,11 +135,12 @@ typedef struct fsdp_load_opts {
 } fsdp_load_opts;
 
 /*
- * Collective. Fills the memory of sd's tensors and replaces its values from the checkpoint `path`; an alias
- * gets nothing beside its tensor. `path`, which is the same on all ranks (else FSDP_ERR_USAGE), may be a run:
- * the newest checkpoint that verifies is loaded, and skipped ones are named through watch.notice; one of a
- * newer format version is not skipped but FSDP_ERR_REFUSED. Ranks that are threads of one process share each
- * read and check of a block. After a failure the contents of the tensors are undefined.
+ * Fills the memory of sd's tensors and replaces its values from the checkpoint `path`; an alias gets
+ * nothing but its tensor's data. `path`, which is the same on all ranks (else FSDP_ERR_USAGE), may be a
+ * run: the newest checkpoint that verifies is loaded, and skipped ones are named through watch.notice; one
+ * of a newer format version is not skipped but FSDP_ERR_REFUSED. Ranks that are threads of one process
+ * share each read and check of a block. After a failure the contents of the tensors are undefined.
+ * Collective.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path,
                                                const fsdp_load_opts *opts, fsdp_error *err);
@@ -154,27 +155,28 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const
 typedef fsdp_status (*fsdp_slab_visit)(void *context, const fsdp_entry *entry, int64_t first,
                                        int64_t count, const void *data, fsdp_error *err);
 
-/* Collective. Streams every tensor of the live state, whole, to visit on rank 0, within rank 0's `memory`
- * bytes. The other ranks' visit is not called. */
+/* Streams every tensor of the live state, whole, to visit on rank 0, within rank 0's `memory` bytes. The
+ * other ranks' visit is not called. Collective. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory,
                                                  fsdp_slab_visit visit, void *context, fsdp_error *err);
 
-/* Collective. On rank 0 *full_out becomes a state dict with every tensor whole, values and aliases, which
- * owns its memory and which the caller frees; on the other ranks it becomes NULL. */
+/* Gathers the live state on rank 0: *full_out becomes a state dict with every tensor whole, values and
+ * aliases, which owns its memory and which the caller frees; on the other ranks it becomes NULL.
+ * Collective. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_gather_full(const fsdp_sd *sd, fsdp_ctl *ctl, fsdp_sd **full_out,
                                                       fsdp_error *err);
 
-/* Local. Loads the whole state of a checkpoint (or of a run's newest good one, as fsdp_sd_load does) into a
- * state dict that owns its memory and that the caller frees. FSDP_ERR_USAGE when the patterns select no
- * name of the checkpoint; opts->cast is ignored. */
+/* Loads the whole state of a checkpoint (or of a run's newest good one, as fsdp_sd_load does) into a state
+ * dict that owns its memory and that the caller frees. FSDP_ERR_USAGE when the patterns select no name of
+ * the checkpoint; opts->cast is ignored. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts,
                                                  fsdp_sd **full_out, fsdp_error *err);
-/* Local. Streams the whole state to visit, within opts->memory; of opts it uses patterns, memory and access.
+/* Streams the whole state to visit, within opts->memory; of opts it uses patterns, memory and access.
  * Damaged data is an error also in a run, since visit has seen a part of that checkpoint. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_stream_full(const char *path, const fsdp_load_opts *opts,
                                                    fsdp_slab_visit visit, void *context, fsdp_error *err);
 
-/* --- looking at a checkpoint (local) ---------------------------------------------------------- */
+/* --- reading a checkpoint --------------------------------------------------------------------- */
 
 typedef struct fsdp_checkpoint fsdp_checkpoint;
 
@@ -201,8 +203,8 @@ typedef struct fsdp_checkpoint_file {
 typedef struct fsdp_open_opts {
     const char *format;        /* of a format that is read, and no other is tried; NULL: found by
                                   the bytes */
-    const char *allow_missing; /* regex over names of entries that may be incomplete, since files are not
-                                  there; NULL: an incomplete checkpoint is FSDP_ERR_DAMAGED */
+    const char *allow_missing; /* regex over names of entries that may be incomplete, since files are
+                                  missing; NULL: an incomplete checkpoint is FSDP_ERR_DAMAGED */
     const char *variant;       /* "fp16": of a directory the files NAME.fp16.safetensors; NULL: plain ones */
     const char *void_as;       /* npy, npz: dtypes of arrays whose elements are untyped bytes (|V2), one
                                   per size: "bf16,f8_e4m3fn"; NULL: such arrays are values */
@@ -213,9 +215,9 @@ typedef struct fsdp_open_opts {
                                   has for each parameter: optim.state.NAME.step, and optim.param_groups.N.*
                                   with the names of parameters */
     bool whole;                /* of a directory in which another program keeps a model, its optimizer and the
-                                  rest side by side, all of them (model., optim., ...), not the model alone */
-    int64_t memory;            /* that values may take while they are read (arrays of GGUF), beside 32 MiB; 0:
-                                * 256 MiB. More is FSDP_ERR_LIMIT */
+                                  rest side by side, all of them (model., optim., ...), not only the model */
+    int64_t memory;            /* that values may take while they are read (arrays of GGUF), in addition to 32
+                                * MiB; 0: 256 MiB. More is FSDP_ERR_LIMIT */
     const fsdp_watch *watch;   /* notices of what a path was taken for; NULL: none */
     fsdp_access access;
 } fsdp_open_opts;
@@ -224,24 +226,27 @@ typedef struct fsdp_open_opts {
  * caller closes it. Several threads may read from it at once. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_open(const char *path, const fsdp_open_opts *opts,
                                                        fsdp_checkpoint **checkpoint_out, fsdp_error *err);
-FSDP_API void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint);   /* accepts NULL */
+/* Closes a checkpoint; accepts NULL. */
+FSDP_API void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint);
 
-/* The names of incomplete entries (allow_missing), which must not be read; a conversion leaves them out. A
- * name lives as long as the checkpoint; NULL behind the last. */
+/* Returns the number of incomplete entries (allow_missing), which must not be read; a conversion leaves
+ * them out. */
 FSDP_API size_t fsdp_checkpoint_missing_count(const fsdp_checkpoint *checkpoint);
+/* Returns the name of an incomplete entry, which lives as long as the checkpoint; NULL after the last. */
 FSDP_API const char *fsdp_checkpoint_missing_at(const fsdp_checkpoint *checkpoint, size_t i,
                                                 size_t *size_out);
 
-/* The checkpoint as a whole; borrowed as long as it is open. */
+/* Describes the checkpoint as a whole; borrowed as long as it is open. */
 FSDP_API const fsdp_checkpoint_info *fsdp_checkpoint_describe(const fsdp_checkpoint *checkpoint);
-/* Names, dtypes, shapes, saved layouts and values, without data; borrowed as long as it is open. */
+/* Returns names, dtypes, shapes, saved layouts and values, without data; borrowed as long as it is open. */
 FSDP_API const fsdp_sd *fsdp_checkpoint_sd(const fsdp_checkpoint *checkpoint);
-/* A file of the checkpoint; number is below file_count of its info. */
+/* Describes a file of the checkpoint; number is below file_count of its info. */
 FSDP_API void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int number,
                                       fsdp_checkpoint_file *file_out);
 
-/* A stored box of a tensor entry and the number of its file (either output may be NULL), in a checkpoint of
- * another program, whose tensors have no layout. False behind the last one, and for native checkpoints. */
+/* Gets a stored box of a tensor entry and the number of its file (either output may be NULL), in a
+ * checkpoint of another program, whose tensors have no layout. Returns false after the last one, and for
+ * native checkpoints. */
 FSDP_API bool fsdp_checkpoint_stored_box_at(const fsdp_checkpoint *checkpoint, size_t entry,
                                             size_t number, fsdp_box *box_out, int *file_out);
 
@@ -274,9 +279,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_open_value(const fsdp_value *v
                                                              fsdp_checkpoint **checkpoint_out,
                                                              fsdp_error *err);
 
-/* Data of another program's checkpoint that is neither tensor nor value, as JSON: "metadata" of safetensors,
- * of which "carried" is what other files of the same tensors hold, too, and native checkpoints keep;
- * "attributes" of HDF5 files. Borrowed; NULL when there is none. */
+/* Returns data of another program's checkpoint that is neither tensor nor value, as JSON: "metadata" of
+ * safetensors, of which "carried" is the part that other files of the same tensors also hold, and native
+ * checkpoints keep; "attributes" of HDF5 files. Borrowed; NULL when there is none. */
 FSDP_API const char *fsdp_checkpoint_extra(const fsdp_checkpoint *checkpoint, const char *member);
 
 /* --- verification ----------------------------------------------------------------------------- */
@@ -292,12 +297,12 @@ typedef enum fsdp_verify_level {
 typedef enum fsdp_finding_kind {
     FSDP_FINDING_DAMAGE = 0,
     FSDP_FINDING_VALUE,        /* a warning: the bytes are as saved, but their values are doubtful */
-    FSDP_FINDING_FIXED,        /* a damaged or missing file that was written anew */
-    FSDP_FINDING_CODE,         /* no damage: a program that loads the file runs code that it names */
+    FSDP_FINDING_FIXED,        /* a damaged or missing file that was written again */
+    FSDP_FINDING_CODE,         /* not damage: a program that loads the file runs code that it names */
     /* of fsdp_checkpoint_verify_like: */
     FSDP_FINDING_MISSING,      /* a tensor that the model has */
-    FSDP_FINDING_EXTRA,        /* a tensor that it has not */
-    FSDP_FINDING_SHAPE,        /* another shape, or integers in place of floating numbers */
+    FSDP_FINDING_EXTRA,        /* a tensor that it lacks */
+    FSDP_FINDING_SHAPE,        /* another shape, or integers instead of floating numbers */
     FSDP_FINDING_NOT_FINITE,   /* NaN or Inf */
     FSDP_FINDING_ZERO,         /* a matrix of zeros */
     FSDP_FINDING_TWIN,         /* two experts of a layer with equal bytes */
@@ -315,14 +320,14 @@ typedef struct fsdp_finding {
 
 typedef enum fsdp_digests {
     FSDP_DIGESTS_IGNORE = 0,
-    FSDP_DIGESTS_USE,          /* compares the files with PATH.xxh3, if it is there (docs/formats.md) */
+    FSDP_DIGESTS_USE,          /* compares the files with PATH.xxh3, if it exists (docs/formats.md) */
     FSDP_DIGESTS_WRITE         /* and writes it for a good checkpoint that has none */
 } fsdp_digests;
 
 typedef struct fsdp_verify_opts {
     fsdp_verify_level level;
     fsdp_digests digests;
-    bool repair;               /* writes a missing or wrong view anew when the data is whole. FSDP_ERR_USAGE
+    bool repair;               /* writes a missing or wrong view again when the data is whole. FSDP_ERR_USAGE
                                   with FSDP_VERIFY_QUICK and for checkpoints of other programs */
     const char *variant;       /* as in fsdp_open_opts */
     int threads;
@@ -336,29 +341,32 @@ typedef struct fsdp_verify_opts {
 typedef struct fsdp_verify_summary {
     int64_t files, tensors, blocks, bytes;
     int64_t checked_bytes;             /* compared with checksums or digests, as stored; 0: there are none, or
-                                        * only sizes and indexes were asked for */
+                                        * only sizes and indexes were requested */
     int64_t findings, unreadable;      /* damage; the unreadable ones among it */
     int64_t warnings, fixed, code_files;   /* findings of the other kinds */
     int64_t digest_files;              /* files that PATH.xxh3 lists; 0: there is none, or it was not used */
     bool digests_written;
 } fsdp_verify_summary;
 
-/* Local. FSDP_OK when the checkpoint is good (warnings do not count), FSDP_DIFFERS when there is damage,
- * FSDP_ERR_IO when a part could not be read; each is reported as a finding. summary_out may be NULL. */
+/* Verifies a checkpoint. FSDP_OK when it is good (warnings do not count), FSDP_DIFFERS when there is
+ * damage, FSDP_ERR_IO when a part could not be read; each is reported as a finding. summary_out may be
+ * NULL. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opts,
                                                          fsdp_verify_summary *summary_out, fsdp_error *err);
 
 typedef struct fsdp_like_summary {
-    char model[128];           /* what is asked for: "llama", or the path of the other checkpoint */
-    int64_t expected, found;   /* tensors that must be there; those of them that are, of whatever shape */
+    char model[128];           /* the expected model: "llama", or the path of the other checkpoint */
+    int64_t expected, found;   /* tensors that must exist; those of them that do, of whatever shape */
     int64_t findings;
 } fsdp_like_summary;
 
-/* Local. Compares the model of a checkpoint, under the names that a conversion to hf gives it, with the model
- * of `like`: a checkpoint (its names and shapes), or a config.json or a directory with one. FSDP_DIFFERS when
- * tensors are missing, extra or of another shape, or (but at FSDP_VERIFY_QUICK) hold values that no training
- * leaves; each is reported as a finding. FSDP_ERR_USAGE for a config.json of a model that is not known.
- * `repair` and `digests` of opts are ignored. summary_out may be NULL. */
+/*
+ * Compares the model of a checkpoint, under the names that a conversion to hf gives it, with the model of
+ * `like`: a checkpoint (its names and shapes), or a config.json or a directory with one. FSDP_DIFFERS when
+ * tensors are missing, extra or of another shape, or (but at FSDP_VERIFY_QUICK) hold values that no
+ * training leaves; each is reported as a finding. FSDP_ERR_USAGE for a config.json of a model that is not
+ * known. `repair` and `digests` of opts are ignored. summary_out may be NULL.
+ */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_verify_like(const char *path, const char *like,
                                                               const fsdp_verify_opts *opts,
                                                               fsdp_like_summary *summary_out,

@@ -2,8 +2,8 @@
  * Compares the states of two checkpoints, whatever their kinds, world sizes and layouts: tensors as whole
  * tensors, streamed from both sides, values as values. Local.
  *
- * Texts beside the tensors (__metadata__ of safetensors) are compared as values "__metadata__.KEY"; "format"
- * is "pt" where it is not there.
+ * The texts of safetensors (__metadata__) are compared as values "__metadata__.KEY"; "format"
+ * is "pt" where it is missing.
  *
  * Without tolerances elements are equal when their bits are: NaN equals the same NaN, 0.0 and -0.0 differ.
  * Real floating tensors of different dtypes are compared by value. An alias counts as the tensor it names.

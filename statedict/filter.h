@@ -22,9 +22,11 @@ typedef struct fsdp_filter fsdp_filter;
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_filter_create(const char *include, const char *exclude,
                                                      fsdp_filter **filter_out, fsdp_error *err);
-FSDP_API void fsdp_filter_free(fsdp_filter *filter);           /* accepts NULL */
+/* Frees a filter; accepts NULL. */
+FSDP_API void fsdp_filter_free(fsdp_filter *filter);
 
-/* True for a name that is selected. A match anywhere in the name counts; NUL is a character of the name. */
+/* Returns true for a name that is selected. A match anywhere in the name counts; NUL is a character of the
+ * name. */
 FSDP_API bool fsdp_filter_selects(const fsdp_filter *filter, const char *name, size_t name_size);
 
 #ifdef __cplusplus

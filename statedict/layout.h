@@ -1,6 +1,6 @@
 /*
- * Layouts: which rank holds which boxes of a tensor. The boxes of a rank are a pure function of (layout,
- * shape, rank), so every call is local, and any thread may make it.
+ * A layout decides which rank holds which boxes of a tensor. The boxes of a rank are a pure function of
+ * (layout, shape, rank), so every call is local, and any thread may make it.
  *
  * - mesh layout: a mesh of 1 to 4 named dims and one placement per mesh dim, as DTensor has them;
  * - box layout: explicit boxes per rank, for everything irregular;
@@ -30,17 +30,20 @@ typedef struct fsdp_mesh fsdp_mesh;
 FSDP_API FSDP_CHECKED fsdp_status fsdp_mesh_create(int ndim, const int64_t *shape,
                                                    const char *const *names, const int *ranks,
                                                    fsdp_mesh **mesh_out, fsdp_error *err);
-FSDP_API void fsdp_mesh_free(fsdp_mesh *mesh);         /* accepts NULL */
+/* Frees a mesh; accepts NULL. */
+FSDP_API void fsdp_mesh_free(fsdp_mesh *mesh);
 
-/* dim is below ndim. A name lives as long as the mesh. */
+/* Returns the number of dims. */
 FSDP_API int fsdp_mesh_ndim(const fsdp_mesh *mesh);
+/* Returns the size of a dim below ndim. */
 FSDP_API int64_t fsdp_mesh_dim_size(const fsdp_mesh *mesh, int dim);
+/* Returns the name of a dim below ndim, which lives as long as the mesh. */
 FSDP_API const char *fsdp_mesh_dim_name(const fsdp_mesh *mesh, int dim);
-/* The number of ranks in the mesh. */
+/* Returns the number of ranks in the mesh. */
 FSDP_API int64_t fsdp_mesh_size(const fsdp_mesh *mesh);
-/* The coordinates of a rank, one per dim. False when the rank is not in the mesh. */
+/* Gets the coordinates of a rank, one per dim. Returns false when the rank is not in the mesh. */
 FSDP_API bool fsdp_mesh_coord(const fsdp_mesh *mesh, int rank, int64_t *coord_out);
-/* True when sizes, names and ranks are the same. */
+/* Returns true when sizes, names and ranks are the same. */
 FSDP_API bool fsdp_mesh_equal(const fsdp_mesh *a, const fsdp_mesh *b);
 
 /* --- placements ------------------------------------------------------------------------------- */
@@ -98,15 +101,15 @@ typedef struct fsdp_layout {
 /* A layout from outside a state dict is not checked: adding a tensor does that. The calls below expect a
  * layout that is right for the shape. */
 
-/* The number of boxes that a rank holds: 0 when it is not in the mesh or its box is empty. */
+/* Returns the number of boxes that a rank holds: 0 when it is not in the mesh or its box is empty. */
 FSDP_API size_t fsdp_layout_box_count(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank);
 
-/* Box `index` of a rank, in the order in which the rank's memory holds them. */
+/* Gets box `index` of a rank, in the order in which the rank's memory holds them. */
 FSDP_API void fsdp_layout_box_at(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank,
                                  size_t index, fsdp_box *box_out);
 
-/* The one box of a rank under a mesh layout, empty ones included ((n, 0) in the empty dim, as DTensor has
- * it). False when the rank is not in the mesh. */
+/* Gets the one box of a rank under a mesh layout, empty ones included ((n, 0) in the empty dim, as in
+ * DTensor). Returns false when the rank is not in the mesh. */
 FSDP_API bool fsdp_layout_mesh_box(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank,
                                    fsdp_box *box_out);
 

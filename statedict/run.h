@@ -1,7 +1,7 @@
 /*
- * Runs: a run is a directory of checkpoints named step-%08d, which one job at a time writes. Here are
- * saving into a run, listing it, finding its newest good checkpoint, and removing old ones. access may be
- * NULL.
+ * Runs: a run is a directory of checkpoints named step-%08d, which one job at a time writes. These
+ * calls save into a run, list it, find its newest good checkpoint, and remove old ones. access may be NULL.
+ * Calls are local unless they are marked collective.
  */
 #ifndef FSDP_RUN_H
 #define FSDP_RUN_H
@@ -12,11 +12,9 @@
 extern "C" {
 #endif
 
-/*
- * Collective. Saves sd as RUN/step-%08d, as fsdp_sd_save does, under the run's lease; then applies
- * opts->retain and rewrites RUN/latest (a note for people). Creates RUN if needed. FSDP_ERR_EXISTS when the
- * step exists or another job holds the run.
- */
+/* Saves sd as RUN/step-%08d, as fsdp_sd_save does, under the run's lease; then applies opts->retain and
+ * rewrites RUN/latest (a note for people). Creates RUN if needed. FSDP_ERR_EXISTS when the step exists or
+ * another job holds the run. Collective. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run,
                                                 int64_t step, const fsdp_save_opts *opts,
                                                 fsdp_error *err);
@@ -35,31 +33,32 @@ typedef struct fsdp_run_step {
     char *name;                /* of the directory in the run */
     fsdp_step_state state;
     bool pinned;
-    bool at_work;              /* STAGING, DELETING: a process is, or may be, at work on it */
+    bool at_work;              /* STAGING, DELETING: a process works, or may work, on it */
     char *reason;              /* BROKEN, NEWER: why */
 } fsdp_run_step;
 
 typedef struct fsdp_run_steps { fsdp_run_step *items; size_t count; } fsdp_run_steps;
 
-/* Local. True for a directory with the manifest of a native checkpoint, damaged or not. Other programs have
- * files of that name, too: a manifest counts when it lies beside other files of a checkpoint, or begins
- * like one. */
+/* Returns true for a directory with the manifest of a native checkpoint, damaged or not. Other programs
+ * also have files of that name: a manifest counts when it is next to other files of a checkpoint, or
+ * begins like one. */
 FSDP_API bool fsdp_path_has_manifest(const char *path, const fsdp_access *access);
 
-/* Local. *is_run_out is true for a directory that is no checkpoint itself and holds step directories, false
- * for any other path, also one that does not exist. */
+/* Finds out whether a path is a run: *is_run_out is true for a directory that is not a checkpoint itself
+ * and holds step directories, false for any other path, also one that does not exist. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_path_is_run(const char *path, const fsdp_access *access,
                                                    bool *is_run_out, fsdp_error *err);
 
-/* Local. Lists the step directories of a run and verifies each at FSDP_VERIFY_QUICK, newest step first. The
+/* Lists the step directories of a run and verifies each at FSDP_VERIFY_QUICK, newest step first. The
  * caller releases the list. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_list(const char *run, const fsdp_access *access,
                                                 fsdp_run_steps *steps_out, fsdp_error *err);
+/* Frees the items of a list. */
 FSDP_API void fsdp_run_steps_release(fsdp_run_steps *steps);
 
 /*
- * Local. Finds the newest checkpoint of a run that verifies at `level`; FSDP_ERR_NOT_FOUND when there is
- * none. Newer ones that do not verify are skipped and named through watch.notice (watch may be NULL). Not
+ * Finds the newest checkpoint of a run that verifies at `level`; FSDP_ERR_NOT_FOUND when there is none.
+ * Newer ones that do not verify are skipped and named through watch.notice (watch may be NULL). Not
  * skipped are one of a newer format version (FSDP_ERR_REFUSED) and one out of reach, because of a
  * permission or a network file system that does not answer (FSDP_ERR_IO). The caller frees *path_out with
  * fsdp_string_free.
@@ -67,11 +66,12 @@ FSDP_API void fsdp_run_steps_release(fsdp_run_steps *steps);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level,
                                                   const fsdp_watch *watch, const fsdp_access *access,
                                                   char **path_out, fsdp_error *err);
-FSDP_API void fsdp_string_free(char *text);            /* accepts NULL */
+/* Frees a string; accepts NULL. */
+FSDP_API void fsdp_string_free(char *text);
 
-/* Local. Finds the checkpoint that fsdp_checkpoint_open opens for a path with these options: of a run its
- * newest good one; the old one that an interrupted overwrite set aside, reported through watch.notice; else
- * the path itself. The caller frees *path_out with fsdp_string_free. */
+/* Finds the checkpoint that fsdp_checkpoint_open opens for a path with these options: of a run its newest
+ * good one; the old one that an interrupted overwrite set aside, reported through watch.notice; else the
+ * path itself. The caller frees *path_out with fsdp_string_free. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_resolve(const char *path, const fsdp_open_opts *opts,
                                                           const fsdp_watch *watch, char **path_out,
                                                           fsdp_error *err);
@@ -83,7 +83,7 @@ typedef struct fsdp_retain_action {
 } fsdp_retain_action;
 
 typedef struct fsdp_retain_opts {
-    bool apply;                /* removes; otherwise the actions are only reported */
+    bool apply;                /* removes; false: the actions are only reported */
     void (*report)(void *context, const fsdp_retain_action *action);  /* once per directory; may be NULL */
     void *report_context;
     int threads;
@@ -94,11 +94,11 @@ typedef struct fsdp_retain_opts {
 } fsdp_retain_opts;
 
 /*
- * Local. Applies a policy (NULL keeps every step) to a run and finishes interrupted deletes, overwrites and
- * abandoned saves; a save that is under way is left alone. The newest two steps that verify always stay. The
- * copies of a step that goes, RUN/hf/N and RUN/dcp/N (fsdp-train's save.also), go with it, and so does what
- * killed conversions left there.
- * opts NULL: all zero, which removes nothing; opts->apply takes the run's lease.
+ * Applies a policy (NULL keeps every step) to a run and finishes interrupted deletes, overwrites and
+ * abandoned saves; a save that is under way is not touched. The newest two steps that verify are always
+ * kept. A step that is removed takes its copies with it, RUN/hf/N and RUN/dcp/N (fsdp-train's save.also),
+ * and so does what killed conversions left there. opts NULL: all zero, which removes nothing; opts->apply
+ * takes the run's lease.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy,
                                                   const fsdp_retain_opts *opts, fsdp_error *err);

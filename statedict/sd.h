@@ -1,5 +1,5 @@
 /*
- * A state dict: ordered names, each a tensor, a value or an alias of a tensor.
+ * A state dict is a list of names, each a tensor, a value or an alias of a tensor.
  *
  * Every rank declares every tensor (name, dtype, global shape, layout) and brings the memory of its own
  * boxes. That memory is borrowed: it must stay until the call that uses the state dict returns. Everything
@@ -27,7 +27,7 @@ typedef enum fsdp_entry_kind { FSDP_ENTRY_TENSOR, FSDP_ENTRY_VALUE, FSDP_ENTRY_A
 
 typedef struct fsdp_entry {
     fsdp_entry_kind kind;
-    const char *name;          /* zero-terminated behind its end, for names without NUL */
+    const char *name;          /* zero-terminated, for names without NUL */
     size_t name_size;
     /* The nesting of the name in programs with dicts and lists: the bytes of each element in the name, whose
      * elements are joined by dots; negative for a position in a list; with flags for numbers and tuples
@@ -51,7 +51,8 @@ typedef struct fsdp_sd fsdp_sd;
 
 /* Creates an empty state dict, which the caller frees. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_create(fsdp_sd **sd_out, fsdp_error *err);
-FSDP_API void fsdp_sd_free(fsdp_sd *sd);               /* accepts NULL */
+/* Frees a state dict; accepts NULL. */
+FSDP_API void fsdp_sd_free(fsdp_sd *sd);
 
 /* A literal as the two arguments name, name_size. */
 #define FSDP_NAME(text) (text), (sizeof "" text - 1)
@@ -84,7 +85,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_alias(fsdp_sd *sd, const char *nam
 typedef struct fsdp_flat_buffer {
     fsdp_dtype dtype;
     const fsdp_mesh *mesh;
-    int rank;                  /* the caller's: it says where in data a tensor's piece begins */
+    int rank;                  /* the caller's: decides where in data a tensor's piece begins */
     int64_t count;             /* elements over all ranks with padding: a multiple of the mesh size */
     const fsdp_flat_part *parts;   /* the tensors in it, not overlapping; between them is padding */
     size_t part_count;
@@ -96,13 +97,14 @@ typedef struct fsdp_flat_buffer {
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_flat(fsdp_sd *sd, const char *name, size_t name_size,
                                                    const fsdp_flat_buffer *buffer, fsdp_error *err);
 
-/* The number of entries, in the order in which they were added. */
+/* Returns the number of entries. */
 FSDP_API size_t fsdp_sd_count(const fsdp_sd *sd);
-/* An entry, borrowed until the next add or the free; NULL behind the last. */
+/* Returns an entry, in the order in which they were added, borrowed until the next add or the free; NULL
+ * after the last. */
 FSDP_API const fsdp_entry *fsdp_sd_at(const fsdp_sd *sd, size_t index);
-/* The index of an entry, -1 when there is no such name. */
+/* Returns the index of an entry, -1 when there is no such name. */
 FSDP_API int64_t fsdp_sd_find(const fsdp_sd *sd, const char *name, size_t name_size);
-/* Points a tensor entry at other memory, which is borrowed. Other entries stay as they are. */
+/* Points a tensor entry at other memory, which is borrowed. Does not change other entries. */
 FSDP_API void fsdp_sd_set_data(fsdp_sd *sd, size_t index, void *data);
 /* Replaces the value of a value entry. *value is moved and left null; for other entries it is released. */
 FSDP_API void fsdp_sd_set_value(fsdp_sd *sd, size_t index, fsdp_value *value);
@@ -111,18 +113,20 @@ FSDP_API void fsdp_sd_set_value(fsdp_sd *sd, size_t index, fsdp_value *value);
  * belongs to the state dict; fsdp_sd_free frees it. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_allocate(fsdp_sd *sd, int rank, fsdp_error *err);
 
-/* Bytes of a whole tensor entry, and of the boxes that a rank holds of it; 0 for other entries. */
+/* Returns the bytes of a whole tensor entry; 0 for other entries. */
 FSDP_API int64_t fsdp_entry_bytes(const fsdp_entry *entry);
+/* Returns the bytes of the boxes that a rank holds of a tensor entry; 0 for other entries. */
 FSDP_API int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank);
 
 /* --- entries of optimizers ------------------------------------------------------------------- */
 
-/* True when some names begin with the element state and others with param_groups, or when all names do so
- * behind a number, as in a list of optimizers: both are an optimizer's then. */
+/* Returns true when some names begin with the element state and others with param_groups, or when all
+ * names do so after a number, as in a list of optimizers: both are an optimizer's then. */
 FSDP_API bool fsdp_sd_state_is_optim(const fsdp_sd *sd);
-/* True when the entry belongs to an optimizer: its name, or what follows "app." in it, begins with the
- * element optim, optimizer, optimizers, opt, optimizer_state_dict, optimizer_states, optimizer_0 or the like,
- * before a dot or a slash, or, with state_is_optim (above, once per state dict), state or param_groups. */
+/* Returns true when the entry belongs to an optimizer: its name, or what follows "app." in it, begins with
+ * the element optim, optimizer, optimizers, opt, optimizer_state_dict, optimizer_states, optimizer_0 or
+ * the like, before a dot or a slash, or, with state_is_optim (above, once per state dict), state or
+ * param_groups. */
 FSDP_API bool fsdp_entry_is_optim(const fsdp_entry *entry, bool state_is_optim);
 
 #ifdef __cplusplus

@@ -55,7 +55,7 @@ static fsdp_status run_and_report(convert_options *opts, const fsdp_convert_plan
         convert_report_notes(opts, plan);
     }
     FSDP_TRY(fsdp_conversion_run(opts->conversion, err));
-    opts->convert.resume = false; /* nothing is left to go on with */
+    opts->convert.resume = false; /* nothing is left to continue with */
     outcome.seconds = cli_now() - began;
     fsdp_status st = FSDP_OK; /* the result stays, whatever becomes of its digests */
     if (opts->write_digests)

@@ -219,7 +219,8 @@ static char *read_text(const char *path, fsdp_error *err)
     return NULL;
 }
 
-/* "s/REGEX/NEW/" on the first line that is no comment; a map of a framework begins with a name or a word. */
+/* "s/REGEX/NEW/" on the first line that is not a comment; a map of a framework begins with a name or a
+ * word. */
 static bool has_rules(const char *text)
 {
     while (*text == '\n' || *text == '#') {
@@ -300,7 +301,7 @@ static bool has_blocks(const fsdp_checkpoint *checkpoint)
     return false;
 }
 
-/* Blocks beside a checkpoint that has none, which was made of them, are compared as their numbers. */
+/* Blocks next to a checkpoint that has none, which was made of them, are compared as their numbers. */
 static fsdp_status decode_blocks(fsdp_checkpoint **a, fsdp_checkpoint **b, fsdp_error *err)
 {
     bool in_a = has_blocks(*a), in_b = has_blocks(*b);

@@ -1,4 +1,4 @@
-/* fsdp-gc: which checkpoints of a run stay, and finishing what a killed save or delete left behind. */
+/* fsdp-gc: which checkpoints of a run stay, and finishing what a killed save or delete left after. */
 #include "tools/cli/cli.h"
 
 #include <errno.h>

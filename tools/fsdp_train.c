@@ -22,7 +22,7 @@ static void say_start(train_job *job)
     train_log_say(&job->log,
                   "%s: %" PRId64 " layers, width %" PRId64
                   ", %.2f M parameters, dropout 0, %d rank%s, kernels %s, products %s",
-                  fsdp_family_name(model->family), model->layers, model->width,
+                  model->model_type, model->layers, model->width,
                   (double)fsdp_transformer_param_count(job->model) / 1e6, job->ranks,
                   job->ranks > 1 ? "s" : "", fsdp_nn_cpu_variant(), fsdp_nn_cpu_products());
     if (model->has_dropout)

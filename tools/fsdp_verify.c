@@ -118,7 +118,7 @@ static const cli_tool tool = {
                 "  fsdp-verify --latest runs/gpt2       newest good checkpoint, alone on stdout\n"
                 "  fsdp-verify --json step-00001200     findings for programs\n"
                 "  fsdp-verify --like base-model out    out has every tensor of that model\n"
-                "  fsdp-verify --repair step-00001200   index.h5 anew from data that is good\n"
+                "  fsdp-verify --repair step-00001200   index.h5 again from data that is good\n"
                 "  fsdp-verify --write-digests model.safetensors    for later calls, in "
                 "model.safetensors.xxh3\n",
     .argp = &argp};
@@ -383,8 +383,8 @@ static fsdp_status check_link(const char *path, fsdp_error *err)
     if (cli_access()->follow_links || lstat(path, &info) != 0 || !S_ISLNK(info.st_mode))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_REFUSED,
-                     "cannot open '%s': it is a symbolic link, and those are not followed here; "
-                     "--follow-links follows them, 'cp -rL' makes a copy without",
+                     "cannot open '%s': it is a symbolic link, which is not followed by default; "
+                     "--follow-links follows links, 'cp -rL' makes a copy without them",
                      path);
 }
 

@@ -21,7 +21,7 @@ void *fsdp_realloc(void *old, size_t count, size_t size);
 /* Page-aligned and not zeroed, for buffers of files and messages. */
 FSDP_API void *fsdp_alloc_pages(size_t size);
 FSDP_API void fsdp_free(void *data);
-/* A copy of size bytes with a zero byte behind them. */
+/* A copy of size bytes with a zero byte after them. */
 char *fsdp_strndup(const char *data, size_t size);
 
 /* True when an allocation of that many bytes succeeds now. For libraries that crash when one fails. */

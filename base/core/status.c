@@ -40,7 +40,7 @@ static bool continues_character(char c)
     return ((unsigned char)c & 0xC0) == 0x80;
 }
 
-/* Copies text, without its middle when there is too little room: the beginning of a message names the
+/* Copies text, without its middle when there is too little space: the beginning of a message names the
  * operation and the path, its end the reason. */
 static void cut_middle(const char *text, char *out, size_t room)
 {

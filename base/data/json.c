@@ -193,7 +193,7 @@ static char *put_utf8(char *to, uint32_t c)
     return to;
 }
 
-/* Takes the digits behind "\u", and the second escape of a surrogate pair. */
+/* Takes the digits after "\u", and the second escape of a surrogate pair. */
 static fsdp_status take_unicode_escape(fsdp_json *json, char **to, fsdp_error *err)
 {
     int32_t code = hex_code(json->at, json->end);
@@ -268,7 +268,7 @@ static const char *closing_quote(const char *p, const char *end)
     return p < end ? p : NULL;
 }
 
-/* Copies from just behind the opening quote up to the closing one; scratch has room for it, since
+/* Copies from right after the opening quote up to the closing one; scratch has capacity for it, since
  * no escape is shorter than what it stands for. */
 static fsdp_status unescape(fsdp_json *json, const char *quote, size_t *size_out, fsdp_error *err)
 {
@@ -529,7 +529,7 @@ fsdp_status fsdp_json_next_member(fsdp_json *json, fsdp_json_members *members, i
             return FSDP_OK;
         int which = find_name(members, key, size);
         if (which >= 0 && (members->seen >> which & 1))
-            return fsdp_json_fail(json, err, "the key '%s' is here twice", members->names[which]);
+            return fsdp_json_fail(json, err, "the key '%s' appears twice", members->names[which]);
         if (which >= 0) {
             members->seen |= (uint64_t)1 << which;
             *which_out = which;

@@ -29,7 +29,7 @@ typedef struct fsdp_json {
     const char *text, *at, *end;
     const char *name;          /* for messages: the file's path */
     int depth;
-    bool first;                /* just behind an opening bracket: no comma there */
+    bool first;                /* right after an opening bracket: no comma there */
     char *scratch;             /* last unescaped string */
     size_t scratch_capacity;
 } fsdp_json;
@@ -73,7 +73,7 @@ fsdp_status fsdp_json_next_member(fsdp_json *json, fsdp_json_members *members, i
 fsdp_status fsdp_json_enter_array(fsdp_json *json, fsdp_error *err);
 fsdp_status fsdp_json_next_item(fsdp_json *json, bool *more_out, fsdp_error *err);
 
-/* The string is valid until the next call; it may hold NUL and has a zero byte behind its end. */
+/* The string is valid until the next call; it may hold NUL and has a zero byte after its end. */
 fsdp_status fsdp_json_string(fsdp_json *json, const char **data_out, size_t *size_out, fsdp_error *err);
 fsdp_status fsdp_json_i64(fsdp_json *json, int64_t *value_out, fsdp_error *err);
 fsdp_status fsdp_json_u64(fsdp_json *json, uint64_t *value_out, fsdp_error *err);

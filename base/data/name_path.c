@@ -65,7 +65,7 @@ bool fsdp_path_fits(const char *name, size_t size, const int32_t *path, size_t c
 
 /* --- by default ------------------------------------------------------------------------------- */
 
-/* True for "WORD." with further text behind it. */
+/* True for "WORD." with further text after it. */
 static bool begins(const char *name, size_t size, const char *word)
 {
     size_t bytes = strlen(word);
@@ -122,7 +122,7 @@ bool fsdp_path_is_default(const char *name, size_t size, const int32_t *path, si
 
 /* --- after renaming --------------------------------------------------------------------------- */
 
-/* Elements at the beginning that both names have, each with the dot behind it. */
+/* Elements at the beginning that both names have, each with the dot after it. */
 static size_t same_first(const fsdp_path *old, const char *name, size_t size, size_t *bytes_out)
 {
     size_t at = 0, i = 0;

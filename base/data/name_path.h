@@ -45,7 +45,7 @@ typedef struct fsdp_path {
 } fsdp_path;
 
 /* The path of a renamed entry: elements at the beginning and end that both names share stay elements, the
- * text between them is one element. path_out has room for count + 1; returns its count. */
+ * text between them is one element. path_out has capacity for count + 1; returns its count. */
 size_t fsdp_path_rename(const fsdp_path *old, const char *name, size_t size, int32_t *path_out);
 
 #endif

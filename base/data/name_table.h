@@ -24,7 +24,8 @@ typedef struct fsdp_name_table {
 
 void fsdp_name_table_release(fsdp_name_table *table);
 
-/* Makes room for count names in all; false when there is no memory. The puts of those names cannot fail. */
+/* Reserves memory for count names in all; false when there is no memory. The puts of those names cannot
+ * fail. */
 bool fsdp_name_table_expect(fsdp_name_table *table, size_t count);
 /* Takes all names out and keeps the room. */
 void fsdp_name_table_clear(fsdp_name_table *table);

@@ -36,7 +36,7 @@ static fsdp_status take_text(fsdp_text_pairs *pairs, fsdp_json *json, const char
                              fsdp_error *err)
 {
     if (fsdp_name_table_find(&pairs->keys, key, size))
-        return fsdp_json_fail(json, err, "a key is twice in the metadata");
+        return fsdp_json_fail(json, err, "a key appears twice in the metadata");
     fsdp_text_pair pair = {.key = fsdp_arena_strndup(&pairs->arena, key, size), .key_size = size};
     if (!pair.key)
         return fsdp_fail_memory(err, "metadata");

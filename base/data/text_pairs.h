@@ -1,5 +1,5 @@
 /*
- * Texts under unique keys, in their order: what a file says of itself beside its tensors, such as
+ * Texts under unique keys, in their order: what a file says of itself next to its tensors, such as
  * __metadata__ of safetensors. As text they are a JSON object whose members are strings.
  */
 #ifndef FSDP_TEXT_PAIRS_H
@@ -14,7 +14,7 @@
 enum { FSDP_TEXT_PAIRS_MOST = 1 << 20 };
 
 typedef struct fsdp_text_pair {
-    const char *key, *text;    /* zero-terminated behind their ends, may hold NUL */
+    const char *key, *text;    /* zero-terminated after their ends, may hold NUL */
     size_t key_size, text_size;
 } fsdp_text_pair;
 
@@ -32,7 +32,7 @@ const fsdp_text_pair *fsdp_text_pairs_find(const fsdp_text_pairs *pairs, const c
 /* Copies a pair, whose key is new. */
 fsdp_status fsdp_text_pairs_add(fsdp_text_pairs *pairs, const fsdp_text_pair *pair, fsdp_error *err);
 
-/* Adds the members of a JSON object. FSDP_ERR_DAMAGED: a key is there twice, or a text is no string;
+/* Adds the members of a JSON object. FSDP_ERR_DAMAGED: a key is there twice, or a text is not a string;
  * FSDP_ERR_LIMIT: more than FSDP_TEXT_PAIRS_MOST. */
 fsdp_status fsdp_text_pairs_take(fsdp_text_pairs *pairs, fsdp_json *json, fsdp_error *err);
 /* Like fsdp_text_pairs_take, for a whole text; name is for messages. */

@@ -78,7 +78,7 @@ fsdp_status fsdp_value_set_items(fsdp_value *value, fsdp_value_kind kind, size_t
         return fsdp_fail(err, FSDP_ERR_USAGE, "a value of kind %d does not hold items", (int)kind);
     if (kind == FSDP_VALUE_DICT && count % 2 != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "a dict of %zu keys and values: the last key has none", count);
+                         "a dict of %zu keys and values: the last key has no value", count);
     fsdp_value *items = fsdp_alloc(count, sizeof *items);
     if (!items)
         return fsdp_fail_memory(err, "a value");

@@ -31,8 +31,8 @@ static fsdp_status fail_not_a_file(fsdp_error *err, int errnum, const char *path
 static fsdp_status fail_link(fsdp_error *err, const char *path)
 {
     fsdp_fail(err, FSDP_ERR_REFUSED,
-              "cannot open '%s': it is a symbolic link, and those are not followed here; "
-              "--follow-links follows them, 'cp -rL' makes a copy without",
+              "cannot open '%s': it is a symbolic link, which is not followed by default; "
+              "--follow-links follows links, 'cp -rL' makes a copy without them",
               path);
     if (err)
         err->errnum = ELOOP;
@@ -81,8 +81,8 @@ fsdp_status fsdp_io_read(fsdp_file *file, const char *path, void *data, size_t s
             return fsdp_fail_errno(err, (int)-n, "cannot read '%s' at byte %" PRId64, path, at);
         if (n == 0)
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                             "'%s' ends at byte %" PRId64 ", %zu bytes at byte %" PRId64
-                             " were expected",
+                             "'%s' ends at byte %" PRId64 "; expected %zu bytes at byte %" PRId64
+                             "",
                              path, at, size, offset);
         done += (size_t)n;
     }
@@ -202,8 +202,8 @@ static fsdp_status read_open_file(fsdp_file *file, const char *path, size_t max_
         return fsdp_fail_errno(err, -result, "cannot get the size of '%s'", path);
     if ((uint64_t)size > max_size || (uint64_t)size >= SIZE_MAX)
         return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "'%s' is %" PRId64 " bytes long, more than the %zu allowed here", path,
-                         size, max_size);
+                         "'%s' has %" PRId64 " bytes, more than the limit of %zu", path, size,
+                         max_size);
     char *data = fsdp_realloc(NULL, (size_t)size + 1, 1);
     if (!data)
         return fsdp_fail_memory(err, path);

@@ -23,7 +23,7 @@ typedef struct dcp_step_group {
     int file;
     dcp_item *items;
     size_t count, room;
-    bool is_read, is_unknown;  /* all items were read; one of them is no number */
+    bool is_read, is_unknown;  /* all items were read; one of them is not a number */
     double least, most;
 } dcp_step_group;
 

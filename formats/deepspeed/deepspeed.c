@@ -101,7 +101,7 @@ fsdp_status ds_add_model_tensor(ds_set *set, torch_archive *archive, const char 
                                 torch_tensor *tensor, fsdp_error *err)
 {
     size_t number;
-    const int32_t whole = (int32_t)size; /* dots in names of a model are no nesting */
+    const int32_t whole = (int32_t)size; /* dots in names of a model are not nesting */
     fsdp_source_nest(set->source, &whole, 1);
     fsdp_status st = torch_tensor_add(archive, name, size, tensor, &number, err);
     fsdp_source_nest(set->source, NULL, 0);

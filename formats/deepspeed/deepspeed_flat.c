@@ -109,7 +109,7 @@ fsdp_status ds_place(ds_set *set, ds_param *param, int kind, const torch_tensor 
 
 /* --- one flat tensor ----------------------------------------------------------------------------- */
 
-/* The elements of a parameter that a flat tensor holds in one piece, and the padding behind them. */
+/* The elements of a parameter that a flat tensor holds in one piece, and the padding after them. */
 typedef struct segment {
     int64_t first, count, gap;
 } segment;

@@ -178,7 +178,7 @@ static fsdp_status add_fragments(ds_set *set, torch_archive *archive, fsdp_error
     return st == FSDP_OK ? ds_print_end(set, "frozen weights", archive, err) : st;
 }
 
-/* A model file of stage 3 beside that of rank 0. */
+/* A model file of stage 3 next to that of rank 0. */
 static fsdp_status read_other_model(ds_set *set, torch_archive *archive, fsdp_error *err)
 {
     FSDP_TRY(ds_agree_model(set, archive, err));
@@ -242,7 +242,7 @@ static fsdp_status note_known(ds_set *set, module_names *names, fsdp_error *err)
     return is_noted ? FSDP_OK : fsdp_fail_memory(err, "the weights of a model");
 }
 
-/* A member's tensor; false for what is no tensor with elements. */
+/* A member's tensor; false for what is not a tensor with elements. */
 static bool read_weight(const torch_archive *archive, fsdp_node node, torch_tensor *tensor_out)
 {
     fsdp_error why = {0}; /* nothing else reads the module's tensors, which may be of any kind */

@@ -1,6 +1,7 @@
 /*
- * State as PyTorch names it, so that a run goes on in FSDP2: DeepSpeed keeps a step and numbers of parameters
- * per group, PyTorch optim.state.NAME.step and names. Listings have only what is stored. See deepspeed.h.
+ * State as PyTorch names it, so that a run continues in FSDP2: DeepSpeed keeps a step and numbers of
+ * parameters per group, PyTorch optim.state.NAME.step and names. Listings have only what is stored. See
+ * deepspeed.h.
  */
 #include "formats/deepspeed/deepspeed.h"
 
@@ -119,7 +120,7 @@ static size_t first_owner(const ds_set *set, size_t slot)
     return low;
 }
 
-/* Slots that a group lists; false: the member is no list of numbers, and stays. */
+/* Slots that a group lists; false: the member is not a list of numbers, and stays. */
 static bool count_names(const ds_set *set, const fsdp_value *numbers, size_t *count_out)
 {
     *count_out = 0;

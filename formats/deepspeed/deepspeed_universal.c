@@ -1,6 +1,6 @@
 /*
  * Universal checkpoints: zero/NAME/{fp32,exp_avg,exp_avg_sq,step}.pt of every parameter,
- * zero/optimizer_state.pt, and the model files of the run beside `zero`.
+ * zero/optimizer_state.pt, and the model files of the run next to `zero`.
  *
  * ds_to_universal writes {"param": tensor, "cat_dim": ...} from stages 1 and 2, and from stage 3 a 1-D
  * tensor, whose shape is in param_shapes. It also writes the frozen weights, buffers and tied names of the
@@ -300,7 +300,7 @@ static fsdp_status read_folder(ds_set *set, const char *name, fsdp_error *err)
     return param.name ? read_param(set, &param, NULL, err) : fsdp_fail_memory(err, "a name");
 }
 
-/* Reads the folders of weights that are no parameters of param_shapes. */
+/* Reads the folders of weights that are not parameters of param_shapes. */
 static fsdp_status read_others(ds_set *set, fsdp_error *err)
 {
     fsdp_io_names names = {0};

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* Members of an optimizer's dict that are no settings: flat tensors, and how they are laid out. */
+/* Members of an optimizer's dict that are not settings: flat tensors, and how they are laid out. */
 static const char *const not_settings[] = {"single_partition_of_fp32_groups",
                                            "fp32_flat_groups",
                                            "fp32_groups",
@@ -105,7 +105,7 @@ fsdp_node ds_enum_number(const torch_archive *archive, fsdp_node node)
 static const char optim_prefix[] = "optimizer_state.";
 enum { OPTIM_PREFIX = sizeof optim_prefix - 1 };
 
-/* Adds a value below optimizer_state, or beside it. */
+/* Adds a value below optimizer_state, or next to it. */
 static fsdp_status add_value(ds_set *set, const char *name, size_t size, fsdp_value *value,
                              fsdp_error *err)
 {

@@ -6,7 +6,7 @@
 const fsdp_format *fsdp_format_from(const char *name)
 {
     const fsdp_format *format;
-    for (size_t i = 0; (format = fsdp_format_at(i)) != NULL; i++)
+    for (size_t i = 0; name && (format = fsdp_format_at(i)) != NULL; i++)
         if ((format->reads_file || format->reads_directory) && strcmp(format->name, name) == 0)
             return format;
     return NULL;
@@ -15,7 +15,7 @@ const fsdp_format *fsdp_format_from(const char *name)
 const fsdp_format *fsdp_format_to(const char *name)
 {
     const fsdp_format *format;
-    for (size_t i = 0; (format = fsdp_format_at(i)) != NULL; i++)
+    for (size_t i = 0; name && (format = fsdp_format_at(i)) != NULL; i++)
         if (format->writer && (strcmp(format->name, name) == 0 ||
                                (format->alias && strcmp(format->alias, name) == 0)))
             return format;

@@ -7,7 +7,7 @@
  *   framework_notes.c   notes and errors of the resolution
  *   framework_shards.c  the files of tensor and pipeline ranks, opened as one source
  *   framework_agree.c   what several of those files say, which must be the same
- *   framework_parts.c   the parts beside a model, opened with it as one source
+ *   framework_parts.c   the parts next to a model, opened with it as one source
  */
 #ifndef FSDP_FRAMEWORK_FOLDER_H
 #define FSDP_FRAMEWORK_FOLDER_H
@@ -69,14 +69,14 @@ fsdp_status fsdp_folder_fail_looks(const char *path, fsdp_error *err);
 /* The directory holds these checkpoints; FSDP_FOLDER_NAMES of them: there may be more. */
 fsdp_status fsdp_folder_fail_several(const fsdp_folder *folder, const char *const *names, size_t count,
                                      fsdp_error *err);
-/* Notes "it is read as MEMBER and PARTS", or the entries beside the member that are left out. Nothing for a
+/* Notes "it is read as MEMBER and PARTS", or the entries next to the member that are left out. Nothing for a
  * directory that is read as it is and whole. */
 void fsdp_folder_note_choice(const fsdp_folder *folder, const char *member, const fsdp_io_names *parts);
 void fsdp_folder_note_skipped(const fsdp_folder *folder, const char *name, const char *why);
 
 /* --- framework_parts.c --------------------------------------------------------------------------- */
 
-/* The parts beside the model `member`, in the order of the row; with NULL for those that are not there. The
+/* The parts next to the model `member`, in the order of the row; with NULL for those that are not there. The
  * first of parts with one key counts. The caller releases them, also after an error. */
 fsdp_status fsdp_folder_parts(const fsdp_folder *folder, const char *member,
                               char *parts_out[FSDP_FRAMEWORK_PARTS], size_t *count_out, fsdp_error *err);

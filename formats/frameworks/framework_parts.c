@@ -1,4 +1,4 @@
-/* Parts that lie beside a model, opened with it as one source: see framework_folder.h. */
+/* Parts that are next to a model, opened with it as one source: see framework_folder.h. */
 #include "formats/frameworks/framework_folder.h"
 
 #include "base/core/mem.h"

@@ -73,7 +73,7 @@ static bool has_pointer(const fsdp_folder *folder, const fsdp_framework_row *row
            kind == FSDP_FILE_REGULAR;
 }
 
-/* The text of the pointer, less the line ends and spaces behind it. The caller frees it. */
+/* The text of the pointer, less the line ends and spaces after it. The caller frees it. */
 static fsdp_status read_pointer(const fsdp_folder *folder, const fsdp_framework_row *row,
                                 char **text_out, size_t *size_out, fsdp_error *err)
 {

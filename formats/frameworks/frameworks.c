@@ -61,7 +61,7 @@ static fsdp_status may_be_it(const fsdp_folder *folder, const char *name, bool *
     return FSDP_OK;
 }
 
-/* True for an adapter beside its base, which is the model. */
+/* True for an adapter with its base, which is the model. */
 static bool is_beside_base(const fsdp_folder *folder, const char *name)
 {
     bool has_base = false;
@@ -70,7 +70,7 @@ static bool is_beside_base(const fsdp_folder *folder, const char *name)
     return has_base && fsdp_framework_matches("adapter_model.*", name, NULL);
 }
 
-/* The one folder or file that may hold a checkpoint. A folder does not hide the file beside it. */
+/* The one folder or file that may hold a checkpoint. A folder does not hide the file next to it. */
 static fsdp_status find_only(const fsdp_folder *folder, const char **name_out, fsdp_error *err)
 {
     const char *names[FSDP_FOLDER_NAMES];
@@ -319,7 +319,7 @@ static fsdp_status resolve(const fsdp_folder *way, const char *path, char **path
         folder.deeper = deeper - 1;
         st = fsdp_folder_info(io, at, &kind, &is_there, err);
         if (st != FSDP_OK || !is_there)
-            break; /* a pattern of rank files is no file */
+            break; /* a pattern of rank files is not a file */
         if (kind != FSDP_FILE_DIRECTORY) {
             st = fsdp_folder_check_file(io, at, err);
             break;

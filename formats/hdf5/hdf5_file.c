@@ -498,10 +498,28 @@ static bool library_ready(void)
     return registered && h5_driver() >= 0;
 }
 
+/* libhdf5 1.14 crashes when memory ends while it starts: what it takes then must be there before. */
+static fsdp_status check_memory(fsdp_error *err)
+{
+    enum { START_BYTES = 4 << 20 };
+    static bool has_started;
+    void *start = has_started ? NULL : fsdp_alloc(START_BYTES, 1);
+    if (!has_started && !start)
+        return fsdp_fail_memory(err, "the start of libhdf5");
+    fsdp_free(start);
+    has_started = true;
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_h5_enter(fsdp_h5_call *call, fsdp_error *err)
 {
     pthread_mutex_lock(&library_lock);
     *call = (fsdp_h5_call){0};
+    fsdp_status status = check_memory(err);
+    if (status != FSDP_OK) {
+        pthread_mutex_unlock(&library_lock);
+        return status;
+    }
     bool ready = H5open() >= 0 && H5Eget_auto2(H5E_DEFAULT, &call->print, &call->print_data) >= 0 &&
                  H5Eset_auto2(H5E_DEFAULT, NULL, NULL) >= 0;
     if (ready && library_ready())

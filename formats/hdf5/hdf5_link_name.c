@@ -100,7 +100,7 @@ static bool take_escaped(const char *link, size_t size, char *out, size_t *size_
     return true;
 }
 
-/* The part number behind "%#", 0 without one; *size_out is the size of the text before it. */
+/* The part number after "%#", 0 without one; *size_out is the size of the text before it. */
 static uint32_t take_part(const char *link, size_t *size_out)
 {
     const char *mark = strstr(link, part_mark);

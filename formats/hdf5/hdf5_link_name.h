@@ -23,7 +23,7 @@ enum {
 size_t fsdp_native_link(const char *name, size_t size, uint32_t part, char out[FSDP_NATIVE_LINK_ROOM]);
 
 /*
- * Decodes a link; name_out has a zero byte behind its end. FSDP_ERR_DAMAGED when no name has this link;
+ * Decodes a link; name_out has a zero byte after its end. FSDP_ERR_DAMAGED when no name has this link;
  * FSDP_DIFFERS for "%h...", whose name only the index holds (part_out is set).
  */
 fsdp_status fsdp_native_name(const char *link, char name_out[FSDP_NATIVE_NAME_PLAIN + 1],

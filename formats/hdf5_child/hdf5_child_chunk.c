@@ -1,6 +1,6 @@
 /*
  * Checks stored chunks before libhdf5 decodes them. libhdf5 trusts the lengths in a chunk and the size that
- * its filters return, and reads memory behind a chunk that is too short: bytes that no file holds.
+ * its filters return, and reads memory after a chunk that is too short: bytes that no file holds.
  *
  * A chunk without filters has no length to check: such datasets are read without a cache (open_dataset),
  * and libhdf5 then reads as many bytes as the chunk's shape needs.
@@ -88,7 +88,7 @@ static fsdp_status undo_lzf(const chunked_set *set, chunk_state *state, fsdp_err
     return FSDP_OK;
 }
 
-/* Bytes behind the last whole element are not shuffled. */
+/* Bytes after the last whole element are not shuffled. */
 static fsdp_status undo_shuffle(const chunk_filter *filter, chunk_state *state, fsdp_error *err)
 {
     size_t element = filter->values[0];
@@ -106,7 +106,7 @@ static fsdp_status undo_shuffle(const chunk_filter *filter, chunk_state *state, 
 }
 
 /* A scale-offset chunk is u32 bits per element, u8 size of the minimum, the minimum in 16 bytes, and the
- * elements as a bit string, behind whose last whole byte there is one more. */
+ * elements as a bit string, after whose last whole byte there is one more. */
 static fsdp_status undo_scaleoffset(const chunked_set *set, const chunk_filter *filter,
                                     chunk_state *state, fsdp_error *err)
 {
@@ -400,7 +400,7 @@ static herr_t check_object(hid_t file, const char *name, const H5O_info_t *info,
     return check->status == FSDP_OK ? 0 : -1;
 }
 
-/* The sources are in this file, under names with patterns or behind links: all its datasets are checked. */
+/* The sources are in this file, under names with patterns or after links: all its datasets are checked. */
 static fsdp_status check_sources(fsdp_h5_child *child, fsdp_error *err)
 {
     source_check check = {.child = child, .err = err};

@@ -189,7 +189,7 @@ static void put_elements(fsdp_h5_child *child, const fsdp_h5_type_info *info, hi
     }
 }
 
-/* An attribute that cannot be read is listed as unreadable, so that the tensors beside it remain
+/* An attribute that cannot be read is listed as unreadable, so that the tensors next to it remain
  * usable. */
 static void put_attribute_value(fsdp_h5_child *child, hid_t attribute, hid_t type, hid_t space)
 {

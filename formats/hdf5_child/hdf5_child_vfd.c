@@ -142,7 +142,7 @@ static bool read_large(const fsdp_h5_child *child, unsigned char *data, size_t s
     return true;
 }
 
-/* Bytes behind the end of the file read as zeros, as in libhdf5's POSIX driver. */
+/* Bytes after the end of the file read as zeros, as in libhdf5's POSIX driver. */
 static herr_t read_child(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_t address,
                          size_t size, void *data)
 {

@@ -11,7 +11,7 @@
 
 #include "formats/source.h"
 
-/* True for the folder "model" beside checkpoint_metadata.json. */
+/* True for the folder "model" next to checkpoint_metadata.json. */
 bool fsdp_safetensors_is_tree(const fsdp_probe *probe);
 /* Adds all tensors of the tree at the path of the source. */
 fsdp_status fsdp_safetensors_add_tree(fsdp_source *source, fsdp_error *err);

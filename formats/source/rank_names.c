@@ -66,7 +66,7 @@ static bool is_world(const char *name, digits run)
     return false;
 }
 
-/* The rank: the number behind the word "rank", or the last number that is not the world; size 0:
+/* The rank: the number after the word "rank", or the last number that is not the world; size 0:
  * none. */
 static digits find_rank(const char *name, bool *says_rank_out)
 {

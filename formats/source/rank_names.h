@@ -28,7 +28,7 @@ typedef struct rank_names {
 } rank_names;
 
 /* Groups names (sorted): those that match the pattern ("{r}" once, "{W}" for the world at most once), or,
- * with pattern NULL, those that hold a number, the one behind "rank" or else the last. */
+ * with pattern NULL, those that hold a number, the one after "rank" or else the last. */
 fsdp_status rank_names_group(const char *const *names, size_t count, const char *pattern,
                              rank_names *out, fsdp_error *err);
 void rank_names_release(rank_names *names);

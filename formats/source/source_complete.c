@@ -129,7 +129,7 @@ static fsdp_status fail_overlap(const fsdp_source *source, const fsdp_source_ten
                      fsdp_tensor_text(tensor, shown, sizeof shown));
 }
 
-/* active: chunks that begin before the current one and end behind its beginning. */
+/* active: chunks that begin before the current one and end after its beginning. */
 static fsdp_status sweep(const fsdp_source *source, const fsdp_source_tensor *tensor, int dim,
                          uint32_t *active, fsdp_error *err)
 {
@@ -185,7 +185,7 @@ static bool is_covered(const fsdp_source_tensor *tensor, const int64_t *point)
     return false;
 }
 
-/* Finds an element that no chunk holds: the first one, or one behind the end of a chunk. */
+/* Finds an element that no chunk holds: the first one, or one after the end of a chunk. */
 static bool find_hole(const fsdp_source_tensor *tensor, int64_t *point)
 {
     memset(point, 0, FSDP_MAX_DIMS * sizeof *point);

@@ -1,4 +1,4 @@
-/* Reads small files that lie beside weights, such as config.json: see source.h. */
+/* Reads small files that are next to weights, such as config.json: see source.h. */
 #include "formats/source.h"
 
 #include "base/core/mem.h"

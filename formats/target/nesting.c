@@ -319,7 +319,7 @@ fsdp_status nesting_find(const fsdp_target_entry *entries, size_t count, nesting
     if (nesting_out->root == NESTING_IN_DICT || all_in_list(nesting_out, count))
         return FSDP_OK;
     nesting_out->root =
-        NESTING_IN_DICT; /* a name became a key, beside which there are no positions */
+        NESTING_IN_DICT; /* a name became a key, with which there are no positions */
     for (size_t i = 0; i < count; i++)
         FSDP_TRY(choose(nesting_out, i, &entries[i], reader, err));
     return settle(nesting_out, entries, count, reader, err);

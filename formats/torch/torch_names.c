@@ -402,7 +402,7 @@ static fsdp_status visit_members(walk *at, const fsdp_text *inside, fsdp_node di
 
 static fsdp_status visit_module(walk *at, fsdp_text *inside, fsdp_node module, int depth);
 
-/* A child that is no module, such as a compiled one, is a member. */
+/* A child that is not a module, such as a compiled one, is a member. */
 static fsdp_status visit_child(walk *at, fsdp_text *inside, fsdp_node key, fsdp_node child,
                                int depth)
 {

@@ -85,7 +85,7 @@ static fsdp_dtype dtype_by_code(const char *code)
 {
     for (int i = FSDP_DTYPE_NONE + 1; i < FSDP_DTYPE_COUNT; i++) {
         const fsdp_dtype_info *info = fsdp_dtype_describe((fsdp_dtype)i);
-        if (info->numpy && strcmp(info->numpy + 1, code) == 0) /* compares behind the byte order */
+        if (info->numpy && strcmp(info->numpy + 1, code) == 0) /* compares after the byte order */
             return (fsdp_dtype)i;
     }
     return FSDP_DTYPE_NONE;

@@ -178,7 +178,7 @@ static void emit_container(resaving *work, fsdp_node node, int opening, int clos
     emit_items(work, node, closing, depth);
 }
 
-/* Writes a tuple or frozenset behind its items; one that contains itself cannot be written. */
+/* Writes a tuple or frozenset after its items; one that contains itself cannot be written. */
 static void emit_closed(resaving *work, fsdp_node node, int closing, int depth)
 {
     const fsdp_pickle_node *at = node_at(work, node);

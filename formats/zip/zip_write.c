@@ -1,6 +1,6 @@
 /*
  * Offsets and headers of the zip archives of torch.save: see zip_write.h. They equal those of
- * PyTorch's miniz: sizes and checksums stand behind the bytes and in the directory, and the
+ * PyTorch's miniz: sizes and checksums stand after the bytes and in the directory, and the
  * zip64 end records are always written.
  */
 #include "formats/zip/zip_write.h"

@@ -3,7 +3,7 @@
  * shard files. The frames are ordinary: any zstd reads them back, and so does HDF5's filter 32015.
  *
  * Shuffled floats begin with the low bytes of their mantissas, which are noise. With entropy coding
- * alone zstd does not see them: the frame begins with these bytes as raw blocks and goes on with the
+ * alone zstd does not see them: the frame begins with these bytes as raw blocks and continues with the
  * blocks that zstd makes of the rest.
  */
 #include "base/core/mem.h"
@@ -224,8 +224,9 @@ fsdp_status fsdp_codec_encode(fsdp_codec *codec, const fsdp_coding *coding, size
     if (ZSTD_getErrorCode(made) == ZSTD_error_memory_allocation)
         return fsdp_fail_memory(err, "compressing a block");
     if (ZSTD_isError(made))
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "cannot compress %zu bytes into room for %zu: %s",
-                         size, room, ZSTD_getErrorName(made));
+        return fsdp_fail(err, FSDP_ERR_INTERNAL,
+                         "cannot compress %zu bytes into a buffer of %zu: %s", size, room,
+                         ZSTD_getErrorName(made));
     *size_out = made;
     return FSDP_OK;
 }
@@ -238,7 +239,7 @@ static fsdp_status check_frame(const void *from, size_t from_size, size_t size, 
     for (int i = 0; i < 4; i++)
         start[i] = (uint8_t)(magic >> 8 * i);
     if (from_size < sizeof start || memcmp(from, start, sizeof start) != 0)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%zu compressed bytes are no zstd frame",
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%zu compressed bytes are not a zstd frame",
                          from_size);
     unsigned long long content = ZSTD_getFrameContentSize(from, from_size);
     if (content == ZSTD_CONTENTSIZE_ERROR || content == ZSTD_CONTENTSIZE_UNKNOWN)
@@ -270,8 +271,8 @@ static fsdp_status decompress(fsdp_codec *codec, const void *from, size_t from_s
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "the zstd frame of %zu bytes is damaged: %s",
                          from_size, ZSTD_getErrorName(made));
     if (made != size)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "the zstd frame gave %zu bytes, expected %zu", made,
-                         size);
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "the zstd frame decompressed to %zu bytes, expected %zu", made, size);
     return FSDP_OK;
 }
 

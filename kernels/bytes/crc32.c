@@ -11,7 +11,7 @@ enum { STRIDE = 8 };
 
 static const uint32_t polynomial = 0xedb88320;
 
-/* tables[k][byte]: the byte with k zero bytes behind it. */
+/* tables[k][byte]: the byte with k zero bytes after it. */
 static uint32_t tables[STRIDE][256];
 static pthread_once_t tables_made = PTHREAD_ONCE_INIT;
 

@@ -16,7 +16,7 @@ typedef struct fsdp_real {
     const fsdp_loops *loops;
 } fsdp_real;
 
-/* Room for one block of either type. */
+/* Memory for one block of either type. */
 typedef union fsdp_room {
     float f32[FSDP_LOOP_BLOCK];
     double f64[FSDP_LOOP_BLOCK];

@@ -112,7 +112,7 @@ static int add_box(fsdp_batches<no_common, box_item> *batches, const fsdp_copy_p
     return batches->add(item, fsdp_unit_tiles(item.rows * row_units));
 }
 
-/* Steps the odometer of the dims that an item has no room for; false after the last position. */
+/* Steps the odometer of the dims that an item has no space for; false after the last position. */
 static bool step(const fsdp_copy_plan &plan, int64_t *index)
 {
     for (int dim = DIMS; dim < plan.ndim; dim++) {

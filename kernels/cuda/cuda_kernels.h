@@ -63,7 +63,7 @@ int fsdp_cuda_are_finite(const fsdp_cuda_span *spans, size_t n, int *all_finite_
 /* --- optimizers ------------------------------------------------------------------------------- */
 
 /*
- * As fsdp_tensor_adamw and fsdp_tensor_sgd: tensors[i] takes steps[i]. A launch has room for 16 different
+ * As fsdp_tensor_adamw and fsdp_tensor_sgd: tensors[i] takes steps[i]. A launch has capacity for 16 different
  * steps, so lists with more groups of parameters should be sorted by them.
  */
 int fsdp_cuda_adamw(const fsdp_optim_tensors *tensors, size_t n, const fsdp_adamw_step *steps, void *stream);

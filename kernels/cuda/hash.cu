@@ -1,6 +1,6 @@
 /*
  * XXH3-128 of many spans. A long input is blocks of 16 stripes of 64 bytes. All stripes of a block are
- * multiplied and added to 8 lanes, in any order; only the scrambling behind each block depends on the blocks
+ * multiplied and added to 8 lanes, in any order; only the scrambling after each block depends on the blocks
  * before. So 8 warps compute the sums of 32 blocks, while a ninth one adds and scrambles those of the 32
  * before. Short inputs, of at most 240 bytes, have other formulas, and one thread. See cuda_kernels.h.
  */
@@ -279,7 +279,7 @@ FSDP_DEVICE uint64_t add_one_stripe(uint64_t value, const uint8_t *stripe, uint3
     return value + neighbour + multiply_halves(own ^ secret_at(secret + 8 * lane));
 }
 
-/* The stripes behind the last whole block, and the last 64 bytes, which may overlap them. */
+/* The stripes after the last whole block, and the last 64 bytes, which may overlap them. */
 FSDP_DEVICE uint64_t add_rest(uint64_t value, const hash_item &item, uint64_t blocks, uint32_t lane)
 {
     const uint8_t *rest = item.data + blocks * BLOCK;

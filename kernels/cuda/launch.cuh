@@ -115,7 +115,7 @@ template <typename common, typename item> struct fsdp_batches {
     }
 };
 
-/* The item of this block: the last one whose first tile is not behind the block. */
+/* The item of this block: the last one whose first tile is not after the block. */
 template <typename item> FSDP_DEVICE const item &fsdp_find_item(const item *items, uint32_t n)
 {
     uint32_t low = 0, high = n;

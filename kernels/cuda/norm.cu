@@ -66,7 +66,7 @@ template <power_kind KIND> FSDP_DEVICE double fold_lanes(double lanes[FSDP_UNIT]
     return lanes[0];
 }
 
-/* The sum of one piece, in the first of its 8 threads. A piece behind the end has sum 0. */
+/* The sum of one piece, in the first of its 8 threads. A piece after the end has sum 0. */
 template <power_kind KIND>
 FSDP_DEVICE double sum_piece(const norm_item &item, uint64_t first, double p)
 {

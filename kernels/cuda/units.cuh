@@ -31,7 +31,7 @@ template <int LENGTH> FSDP_DEVICE uint32_t fsdp_skew(const void *address, uint32
     return (behind & (size - 1)) == 0 ? behind / size : 0;
 }
 
-/* Unit number `index` of a row of `count` elements, which begins `skew` elements behind an aligned
+/* Unit number `index` of a row of `count` elements, which begins `skew` elements after an aligned
  * address. */
 template <int LENGTH> FSDP_DEVICE fsdp_unit fsdp_unit_at(uint64_t index, uint32_t skew, uint64_t count)
 {
@@ -49,7 +49,7 @@ template <int LENGTH> FSDP_DEVICE bool fsdp_unit_is_whole(const fsdp_unit &unit)
     return unit.mask == (1u << LENGTH) - 1;
 }
 
-/* Units that every row has room for, whatever its skew; the last one may be empty. */
+/* Units that every row has capacity for, whatever its skew; the last one may be empty. */
 template <int LENGTH> static inline __host__ __device__ uint64_t fsdp_row_units(uint64_t count)
 {
     return (count + 2 * LENGTH - 2) / LENGTH;
@@ -80,7 +80,7 @@ FSDP_DEVICE fsdp_place fsdp_tile_begin(uint64_t tile, uint64_t row_units)
     return {row, first - row * row_units};
 }
 
-/* The place `offset` units behind one, less than a tile: divisions are rare and short. */
+/* The place `offset` units after one, less than a tile: divisions are rare and short. */
 FSDP_DEVICE fsdp_place fsdp_place_behind(fsdp_place from, uint32_t offset, uint64_t row_units)
 {
     uint64_t unit = from.unit + offset;

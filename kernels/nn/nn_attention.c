@@ -107,7 +107,7 @@ static int64_t log_sum_offset(const query_block *block)
     return (block->sequence * call->heads + block->head) * call->queries + block->first;
 }
 
-/* to, rows x keys, = rows times the turned keys (or values). */
+/* to, rows x keys, = rows times the transposed keys (or values). */
 static void multiply_by_keys(const query_block *block, float *to, fsdp_matrix rows,
                              fsdp_matrix keys, const fsdp_matrix_scratch *blocks)
 {
@@ -194,7 +194,7 @@ void fsdp_nn_cpu_attend(fsdp_nn *nn, const fsdp_nn_attention *call)
 
 /* --- backward --------------------------------------------------------------------------------- */
 
-/* dk or dv += the turned P (or its gradient, rows x keys) times Q (or dout). */
+/* dk or dv += the transposed P (or its gradient, rows x keys) times Q (or dout). */
 static void add_to_keys(const query_block *block, float *to, int64_t to_row, const float *scores,
                         fsdp_matrix rows, const fsdp_matrix_scratch *blocks)
 {

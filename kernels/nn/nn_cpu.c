@@ -1,4 +1,4 @@
-/* The table of the mathematics of models on the host, its threads and its memory. See nn.h. */
+/* The table of the arithmetic of models on the host, its threads and its memory. See nn.h. */
 #include "kernels/nn/nn_cpu.h"
 
 #include "base/core/mem.h"
@@ -126,8 +126,9 @@ fsdp_status fsdp_nn_open_cpu(int threads, fsdp_nn **nn_out, fsdp_error *err)
     enum { MOST_THREADS = 1024 };
     *nn_out = NULL;
     if (threads < 1 || threads > MOST_THREADS)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%d threads: 1 to %d are possible", threads,
-                         MOST_THREADS);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot compute with cannot compute with %d threads: 1 to %d are possible",
+                         threads, MOST_THREADS);
     const fsdp_nn_openblas *blas = fsdp_nn_openblas_get();
     if (blas->failure.status != FSDP_OK) {
         if (err)
@@ -136,12 +137,12 @@ fsdp_status fsdp_nn_open_cpu(int threads, fsdp_nn **nn_out, fsdp_error *err)
     }
     fsdp_nn_cpu *cpu = fsdp_alloc(1, sizeof *cpu);
     if (!cpu)
-        return fsdp_fail_memory(err, "the mathematics of models");
+        return fsdp_fail_memory(err, "the arithmetic of models");
     cpu->nn.ops = &cpu_ops;
     cpu->loops = fsdp_nn_loops_get();
     fsdp_status status = make_workers(cpu, threads)
                              ? fsdp_nn_openblas_take(cpu->threads, &cpu->blas, err)
-                             : fsdp_fail_memory(err, "the mathematics of models");
+                             : fsdp_fail_memory(err, "the arithmetic of models");
     if (status == FSDP_OK)
         *nn_out = &cpu->nn;
     else

@@ -1,5 +1,5 @@
 /*
- * The room kernels/nn: the mathematics of models on the host. In come calls of kernels/nn.h, out come arrays;
+ * The room kernels/nn: the arithmetic of models on the host. In come calls of kernels/nn.h, out come arrays;
  * nn_cpu.c holds the table and is what callers reach, through fsdp_nn_open_cpu only.
  *
  * A call is cut into parts that the threads of a team take one by one (nn_team.c). Every element of a result
@@ -50,7 +50,7 @@ typedef struct fsdp_nn_cut {
     bool uneven;               /* items differ in cost: more parts than threads */
 } fsdp_nn_cut;
 void fsdp_nn_cpu_run(fsdp_nn_cpu *cpu, fsdp_nn_cut cut, fsdp_nn_job job, const void *call);
-/* Room for so many elements for every worker; false: no memory, which is noted for finish. */
+/* Memory for so many elements for every worker; false: no memory, which is noted for finish. */
 bool fsdp_nn_cpu_reserve(fsdp_nn_cpu *cpu, int64_t rows, int64_t columns);
 
 /* The entries of the table. */

@@ -69,8 +69,8 @@ static bool has_room(int mib)
 static fsdp_status fail_room(int threads, fsdp_error *err)
 {
     return fsdp_fail(err, FSDP_ERR_LIMIT,
-                     "OpenBLAS needs %d MiB of address space per thread, and there are %d: raise "
-                     "'ulimit -v', or set FSDP_PRODUCTS=own",
+                     "cannot use OpenBLAS: it needs %d MiB of address space for each of %d "
+                     "threads; raise 'ulimit -v', or set FSDP_PRODUCTS=own",
                      BUFFER_MIB, threads);
 }
 

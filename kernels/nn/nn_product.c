@@ -1,9 +1,9 @@
 /*
  * Products, on kernels/train/matrix.c, cut along the longer side of the result.
  *
- * A product with b turned, as x W^T of a linear layer is, can be made in two ways of the same bits. With few
- * rows the result is made turned, W x^T, a chunk at a time, and transposed: W, the large one, is read in
- * place. With many rows W is transposed block by block on its way into the packed panels.
+ * A product with b transposed, as x W^T of a linear layer is, can be made in two ways of the same bits. With
+ * few rows the result is made transposed, W x^T, a chunk at a time, and transposed: W, the large one, is read
+ * in place. With many rows W is transposed block by block on its way into the packed panels.
  */
 #include "kernels/nn/nn_cpu.h"
 
@@ -11,14 +11,14 @@
 #include <string.h>
 
 enum {
-    CHUNK = 1 << 18, /* elements of a turned result: they stay in the last cache */
+    CHUNK = 1 << 18, /* elements of a transposed result: they stay in the last cache */
 };
 
 typedef struct product_job {
     const fsdp_nn_product *call;
     fsdp_matrix a, b;
     bool by_columns, is_turned;
-    int64_t chunk; /* columns of a turned result */
+    int64_t chunk; /* columns of a transposed result */
 } product_job;
 
 static fsdp_matrix matrix_of(const float *data, int64_t rows, int64_t columns, bool is_turned)

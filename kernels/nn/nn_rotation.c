@@ -1,4 +1,5 @@
-/* Rotary positions: pairs of elements of a head, head_dim / 2 apart, turned by an angle of their position. */
+/* Rotary positions: pairs of elements of a head, head_dim / 2 apart, rotated by an angle of their
+ * position. */
 #include "kernels/nn/nn_cpu.h"
 
 static void rotate_rows(fsdp_nn_cpu *cpu, const void *context, fsdp_nn_part part)

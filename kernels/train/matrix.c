@@ -201,7 +201,7 @@ static void multiply_block(block work, int64_t m, int64_t n, const float *packed
     }
 }
 
-/* Columns of a block of B: a short inner dimension leaves room for more. */
+/* Columns of a block of B: a short inner dimension leaves space for more. */
 static int64_t width_for(int64_t k)
 {
     int64_t inner = k < TILE_COLUMNS ? TILE_COLUMNS : smaller(k, FSDP_MATRIX_INNER);

@@ -15,7 +15,7 @@ static double take(double total, double part, double p)
 }
 
 /*
- * Two levels, so that a GPU, which computes the groups at the same time, needs few additions behind each
+ * Two levels, so that a GPU, which computes the groups at the same time, needs few additions after each
  * other for the same bits.
  */
 double fsdp_tensor_power_sum(const void *data, fsdp_dtype dtype, size_t count, double p)

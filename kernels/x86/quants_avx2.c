@@ -37,7 +37,7 @@ static inline __m256i round_away(__m256 value)
     return _mm256_sign_epi32(whole, _mm256_castps_si256(value));
 }
 
-/* Packing works on halves of registers, so that runs of four bytes are put in order behind it. */
+/* Packing works on halves of registers, so that runs of four bytes are put in order after it. */
 static inline __m256i join_bytes(const __m256i numbers[VECTORS])
 {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);

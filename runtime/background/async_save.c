@@ -1,5 +1,5 @@
 /*
- * The room runtime/background saves a root while training goes on: one thread per saver, one save
+ * The room runtime/background saves a root while training continues: one thread per saver, one save
  * in flight. See async_save.h. It uses the state dicts of runtime/state, the copies of
  * runtime/staging and the saves of statedict/save; programs call it, no room below does. Step 2 of
  * a shard's way (docs/flow_save.md).
@@ -60,7 +60,7 @@ struct fsdp_async_saver {
     fsdp_ctl *ctl;
     fsdp_snapshot snapshot;
     fsdp_root_copies copies;
-    unsigned char *all_equal; /* room for one of each rank */
+    unsigned char *all_equal; /* memory for one of each rank */
     async_job job;            /* the last one */
     fsdp_async_report report;
     /* the last checkpoint that was saved */
@@ -133,8 +133,8 @@ static fsdp_status check_copies(const fsdp_async_saver *saver, const fsdp_error 
 }
 
 /*
- * Collective. A save of a model that did not change although the step did is most likely one of
- * another model than the one that is trained. It is refused before anything is written.
+ * Collective. If the step advanced but no parameter changed, the caller is probably saving a
+ * different model from the one it trains. The save is refused before anything is written.
  */
 static fsdp_status check_stale(fsdp_async_saver *saver, fsdp_hash *digest_out, fsdp_error *err)
 {

@@ -154,5 +154,6 @@ fsdp_status fsdp_listener_check(const fsdp_listener *listener, fsdp_error *err)
     if (listener->lacks != EMFILE)
         return fsdp_fail_errno(err, listener->lacks, "cannot accept connections of other ranks");
     return fsdp_fail(err, FSDP_ERR_LIMIT,
-                     "no file is left for the connections with all other ranks; raise `ulimit -n`");
+                     "cannot open connections with all other ranks: the limit of open files is "
+                     "reached; raise `ulimit -n`");
 }

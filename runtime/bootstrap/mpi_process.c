@@ -114,10 +114,11 @@ static fsdp_status check_threads(fsdp_error *err)
 {
     if (!process.begun_here || process.thread_level >= MPI_THREAD_FUNNELED)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "this MPI allows no threads beside the one that calls it (level %d), and "
-                     "saving and loading use some: one that gives MPI_THREAD_FUNNELED is needed",
-                     process.thread_level);
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "cannot use this MPI: it allows no threads other than the one that calls it (level %d), "
+        "but saving and loading use threads; use an MPI that gives MPI_THREAD_FUNNELED",
+        process.thread_level);
 }
 
 fsdp_status fsdp_mpi_begin(fsdp_error *err)
@@ -129,7 +130,8 @@ fsdp_status fsdp_mpi_begin(fsdp_error *err)
     if (code != MPI_SUCCESS)
         return fsdp_mpi_fail(err, code, "MPI_Initialized");
     if (ended)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "MPI has ended in this process: it begins only once");
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot initialise MPI again: it has ended in this process");
     if (begun && !process.begun_here)
         (void)MPI_Query_thread(&process.thread_level);
     if (begun)
@@ -172,8 +174,8 @@ static fsdp_status await_duplicate(MPI_Request *request, bool *pending_out, fsdp
         if (!done && !fsdp_mpi_keep_waiting(tests, until_ms)) {
             *pending_out = true;
             return fsdp_fail(err, FSDP_ERR_PEER,
-                             "not all ranks connected over MPI within %g s: one is gone, or stuck; "
-                             "no connection was begun",
+                             "not all ranks connected over MPI within %g s: a rank is gone or "
+                             "stuck; no connection was begun",
                              deadline_ms / 1000.0);
         }
     }

@@ -15,7 +15,7 @@ fsdp_status fsdp_process_watch_open(int pid, int rank, fsdp_process_watch *watch
 bool fsdp_process_watch_has_ended(const fsdp_process_watch *watch);
 void fsdp_process_watch_close(fsdp_process_watch *watch);
 
-/* Collective over ctl. Watches all ranks of this PID namespace; `watches` has room for one per rank. */
+/* Collective over ctl. Watches all ranks of this PID namespace; `watches` has capacity for one per rank. */
 fsdp_status fsdp_process_watch_all(fsdp_ctl *ctl, fsdp_process_watch *watches, fsdp_error *err);
 
 #endif

@@ -80,8 +80,8 @@ static fsdp_status check_member(const host_state *all, const fsdp_pending *pendi
                          (int)hello->rank, host, (int)hello->size, size);
     if (hello->rank <= 0 || hello->rank >= size || all->fds[hello->rank] >= 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "two processes say that they are rank %d, the second one from %s: each "
-                         "needs a rank of its own below %d",
+                         "two processes claim to be rank %d, the second one from %s: each needs a "
+                         "different rank below %d",
                          (int)hello->rank, host, size);
     return FSDP_OK;
 }
@@ -93,8 +93,9 @@ static fsdp_status admit(host_state *all, fsdp_pending *pending, fsdp_error *err
     fsdp_socket_peer(pending->fd, host);
     if (pending->hello.purpose != FSDP_HELLO_RENDEZVOUS ||
         memcmp(pending->hello.job, all->job, sizeof all->job) != 0) {
-        (void)fsdp_fail(&other, FSDP_ERR_USAGE,
-                        "another job's rendezvous is there: its id is not this one's");
+        (void)fsdp_fail(
+            &other, FSDP_ERR_USAGE,
+            "another job's rendezvous listens at this address: its id differs from this job's");
         refuse(pending->fd, &other);
         fsdp_socket_close(&pending->fd);
         return FSDP_OK;
@@ -310,8 +311,8 @@ static fsdp_status fail_answer(const joiner *mine, fsdp_error *err)
 {
     if (err->text[0] == '\0')
         return fsdp_fail(err, FSDP_ERR_PEER,
-                         "rank 0 at %s port %d did not answer within %g s: it is stuck, or "
-                         "something else listens there",
+                         "rank 0 at %s port %d did not answer within %g s: it is stuck, or another "
+                         "program listens at that address",
                          mine->host, mine->port, mine->spec->deadline_ms / 1000.0);
     return fsdp_fail(err, FSDP_ERR_PEER,
                      "rank 0 at %s port %d has left while the ranks were spec, or something "

@@ -636,7 +636,7 @@ static fsdp_status run(fsdp_comm *comm, const fsdp_collective *call, fsdp_error 
     FSDP_TRY(check(comm, call, err));
     if (call->stream && !(comm->transport->ops->abilities & FSDP_COMM_STREAMS))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "%s moves memory of the host only: that of a GPU needs --comm nccl, or "
+                         "%s moves the host's memory only: a GPU's memory needs --comm nccl, or "
                          "ranks that are threads (--threads N)",
                          comm->transport->ops->name);
     if (comm->size == 1)

@@ -47,7 +47,8 @@ typedef struct fsdp_p2p_ops {
                         fsdp_error *err);
     fsdp_status (*recv)(fsdp_p2p *p2p, fsdp_p2p_batch *batch, const fsdp_p2p_transfer *transfer,
                         fsdp_error *err);
-    /* Lists the places whose transfers have completed since the last call; `finished` has room for all. */
+    /* Lists the places whose transfers have completed since the last call; `finished` has capacity for
+     * all. */
     fsdp_status (*test)(fsdp_p2p *p2p, fsdp_p2p_batch *batch, int *finished, int *count_out,
                         fsdp_error *err);
     void (*batch_close)(fsdp_p2p *p2p, fsdp_p2p_batch *batch);

@@ -36,9 +36,10 @@ static fsdp_status may_call(fsdp_p2p *p2p, fsdp_error *err)
     (void)p2p;
     if (fsdp_mpi_may_call())
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "this MPI may be called by its main thread only: collectives on other threads "
-                     "(device cpu-async, calls that are started) need MPI_THREAD_SERIALIZED");
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "cannot call this MPI from a thread other than the main one: collectives on other threads "
+        "(device cpu-async, calls that are started) need MPI_THREAD_SERIALIZED");
 }
 
 /* --- batches ---------------------------------------------------------------------------------- */
@@ -142,8 +143,7 @@ static fsdp_status check_received(const mpi_batch *batch, int place, const MPI_S
         return fsdp_mpi_fail(err, code, "MPI_Get_count");
     if (size == expected)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_PEER, "received %d bytes over MPI where %d were expected", size,
-                     expected);
+    return fsdp_fail(err, FSDP_ERR_PEER, "received %d bytes over MPI, expected %d", size, expected);
 }
 
 /* MPI_ERR_IN_STATUS: the error of a request is in its status. */
@@ -276,7 +276,7 @@ fsdp_status fsdp_p2p_mpi(fsdp_ctl *ctl, fsdp_p2p **p2p_out, fsdp_error *err)
     MPI_Comm comm = fsdp_ctl_mpi_comm_of(ctl);
     if (comm == MPI_COMM_NULL)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "collectives over MPI need ranks that were connected by it (mpirun)");
+                         "collectives over MPI need ranks that MPI connected (mpirun)");
     mpi_p2p *mine = fsdp_alloc(1, sizeof *mine);
     fsdp_status status = mine ? FSDP_OK : fsdp_fail_memory(err, "messages over MPI");
     status = fsdp_ctl_agree(ctl, status, err);

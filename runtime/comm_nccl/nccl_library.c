@@ -45,7 +45,7 @@ static fsdp_status read_version(void *library, fsdp_nccl *nccl, fsdp_error *err)
         nccl->path = where.dli_fname;
     if (!get_version || get_version(&nccl->version) != FSDP_NCCL_SUCCESS)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "%s is no NCCL: it does not tell its version; " ADVICE, nccl->path);
+                         "%s is not NCCL: it does not report its version; " ADVICE, nccl->path);
     spell_version(nccl->version, nccl->version_text, sizeof nccl->version_text);
     if (nccl->version >= FSDP_NCCL_LEAST)
         return FSDP_OK;

@@ -1,6 +1,7 @@
 /*
- * The transport over NCCL, for the launcher: memory of GPUs moves by NCCL. All that is no tensor of a stream
- * goes through another transport, which it owns (inner). The implementation is described in comm_nccl.h.
+ * The transport over NCCL, for the launcher: memory of GPUs moves by NCCL. All that is not a tensor of a
+ * stream goes through another transport, which it owns (inner). The implementation is described in
+ * comm_nccl.h.
  */
 #ifndef FSDP_TRANSPORT_NCCL_H
 #define FSDP_TRANSPORT_NCCL_H

@@ -5,7 +5,7 @@
  *
  *   meet      every stream waits for the points that all members' streams have reached so far
  *   work      copies, and sums in the order of the group's ranks
- *   meet      no stream goes on to change a buffer that another one still reads
+ *   meet      no stream continues to change a buffer that another one still reads
  *
  * See comm_shared.h.
  */
@@ -29,7 +29,7 @@ static const fsdp_device_ops *ops_of(const stream_call *job)
 
 /* --- meeting ------------------------------------------------------------------------------------ */
 
-/* A point is published again only after the barrier behind the next one, when all have read this one. */
+/* A point is published again only after the barrier after the next one, when all have read this one. */
 static void follow_all(const stream_call *job)
 {
     for (int i = 0; i < job->group->size; i++)

@@ -452,9 +452,10 @@ static void recv_segment(connector *now, const fsdp_pending *from, fsdp_error *e
     if (passed >= 0)
         now->local = shm_segment_map(passed, rank, &peer->segment, err);
     else
-        now->local =
-            fsdp_fail(err, FSDP_ERR_LIMIT,
-                      "no file is left for the memory of rank %d; raise `ulimit -n`", rank);
+        now->local = fsdp_fail(err, FSDP_ERR_LIMIT,
+                               "cannot open the memory of rank %d: the limit of open files is "
+                               "reached; raise `ulimit -n`",
+                               rank);
 }
 
 static bool recv_from_all(connector *now, fsdp_error *err)

@@ -241,7 +241,7 @@ static fsdp_status fail_take(const fsdp_memory_request *request, size_t room, fs
     if (!request->allocator.is_required)
         return fsdp_fail_memory(err, request->owner);
     return fsdp_fail(err, FSDP_ERR_LIMIT,
-                     "unit %s: the alloc of its custom collective gave no %zu bytes",
+                     "unit %s: the alloc of its custom collective returned no memory of %zu bytes",
                      request->owner, room);
 }
 

@@ -14,7 +14,7 @@
  * writes. Accepts NULL. */
 void fsdp_work_uses(fsdp_stream *stream, const void *data);
 
-/* A point behind all that the stream was given until now. */
+/* A point after all that the stream was given until now. */
 static inline fsdp_event fsdp_stream_now(fsdp_stream *stream)
 {
     return stream->device->ops->record(stream);
@@ -32,7 +32,7 @@ typedef struct fsdp_rect_list {
     fsdp_event last;
 } fsdp_rect_list;
 
-/* Empty, with room for `most`: waits until the last work with the list is done. */
+/* Empty, with capacity for `most`: waits until the last work with the list is done. */
 fsdp_status fsdp_rects_begin(fsdp_rect_list *list, size_t most, fsdp_error *err);
 void fsdp_rects_add(fsdp_rect_list *list, const fsdp_rect *rect);
 void fsdp_rects_release(fsdp_rect_list *list);

@@ -105,9 +105,9 @@ static fsdp_status fail(const search *found, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be loaded: %s; %s", which->files[0],
                          found->broken, which->advice);
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                     "there is no %s: it was sought in the loader's path, in lib64 and lib of "
-                     "CUDA_HOME, CUDA_PATH and /usr/local/cuda, and in %s of Python's packages "
-                     "(VIRTUAL_ENV, PYTHONPATH, ~/.local, /usr/local, /usr); %s",
+                     "cannot find %s in the loader's path, in lib64 and lib of CUDA_HOME, "
+                     "CUDA_PATH and /usr/local/cuda, or in %s of Python's packages (VIRTUAL_ENV, "
+                     "PYTHONPATH, ~/.local, /usr/local, /usr); %s",
                      which->files[0], which->packages[0], which->advice);
 }
 

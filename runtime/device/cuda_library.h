@@ -6,8 +6,8 @@
 
 typedef struct fsdp_cuda_library {
     const char *variable;      /* of the environment: names the file, and no other place is searched */
-    const char *const *files;  /* names, the best first, behind the last NULL */
-    const char *const *packages;       /* folders that Python's packages make, behind the last NULL */
+    const char *const *files;  /* names, the best first, after the last NULL */
+    const char *const *packages;       /* folders that Python's packages make, after the last NULL */
     const char *advice;        /* for errors: how to get it */
 } fsdp_cuda_library;
 

@@ -29,8 +29,8 @@ static bool is_cuda(const char *name)
 
 static fsdp_status fail_unknown(const char *name, fsdp_error *err)
 {
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "there is no device '%s'; there are cpu, cpu-async, cuda and cuda:N", name);
+    return fsdp_fail(err, FSDP_ERR_USAGE, "unknown device '%s': use cpu, cpu-async, cuda or cuda:N",
+                     name);
 }
 
 #ifndef FSDP_HAVE_CUDA

@@ -25,7 +25,7 @@
 
 typedef struct fsdp_device fsdp_device;
 
-/* A point in a stream: behind its first `ticket` pieces of work. Zero-initialised: always reached. Copied
+/* A point in a stream: after its first `ticket` pieces of work. Zero-initialised: always reached. Copied
  * freely; not used after the stream was freed. */
 typedef struct fsdp_event {
     fsdp_stream *stream;

@@ -207,7 +207,7 @@ static fsdp_status fail_without_driver(const char *name, fsdp_error *err)
         err, FSDP_ERR_USAGE,
         "device '%s': there is no NVIDIA driver: %s (sought on LD_LIBRARY_PATH and in the loader's "
         "folders); install the driver, or use --device cpu",
-        name, why ? why : "libcuda.so.1 is there and does not start");
+        name, why ? why : "libcuda.so.1 exists but does not start");
     if (library)
         dlclose(library);
     return status;

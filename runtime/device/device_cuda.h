@@ -1,6 +1,6 @@
 /*
  * Device "cuda": a GPU, of which a rank has one. device_cuda.c has its memory, its streams and its events
- * behind the table of device.h; device_cuda_kernels.c gives the streams kernels. Built where FSDP_HAVE_CUDA
+ * after the table of device.h; device_cuda_kernels.c gives the streams kernels. Built where FSDP_HAVE_CUDA
  * is defined. docs/gpu.md describes names, errors and the environment.
  *
  * In: the name of the device and its rank, from device.c; work from the rooms above, through the tables. Out:

@@ -86,10 +86,11 @@ static fsdp_status group_check_gathered(const fsdp_group *group, fsdp_error *err
         const fsdp_param *param = group->params[i];
         const fsdp_hash now = fsdp_kernels_get()->hash(param->data, checked_bytes(param));
         if (memcmp(&now, &group->gathered[i], sizeof now) != 0)
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "unit %s: '%s' was written to while it was gathered, which resharding "
-                             "drops; between steps fsdp_param_shard gives the rows that stay",
-                             group->name, param->name);
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE,
+                "unit %s: '%s' was changed while it was gathered, and resharding drops the change; "
+                "change the rows of fsdp_param_shard between steps instead",
+                group->name, param->name);
     }
     return FSDP_OK;
 }

@@ -137,8 +137,8 @@ fsdp_status fsdp_mesh_check_dims(const fsdp_mesh *mesh, const fsdp_dim_names *na
                          names->unit, k, (long long)ranks);
     if (product(mesh, all & ~shard & ~replicate) > 1)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s: reshard_after_forward is a number, which is not possible beside "
-                         "tensor parallelism",
+                         "unit %s: reshard_after_forward is a number, which cannot be combined "
+                         "with tensor parallelism",
                          names->unit);
     return FSDP_OK;
 }
@@ -176,8 +176,8 @@ static fsdp_status join_names(const fsdp_group *group, const fsdp_mesh *mesh, un
                                  used > 0 ? "_" : "", fsdp_mesh_dim_name(mesh, i));
         if (used > FSDP_MAX_MESH_NAME)
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "unit %s: the names of mesh dims that are seen as one have more than "
-                             "%d bytes together",
+                             "unit %s: the names of mesh dims that are combined have more than %d "
+                             "bytes together",
                              group->name, FSDP_MAX_MESH_NAME);
     }
     return FSDP_OK;

@@ -335,8 +335,8 @@ static bool reduced_is_direct(const fsdp_group *group, const fsdp_reduced *reduc
 
 static fsdp_status fail_unreadable(const fsdp_group *group, fsdp_error *err)
 {
-    return fsdp_fail(err, FSDP_ERR_LIMIT,
-                     "unit %s: there is no memory left that other ranks can read", group->name);
+    return fsdp_fail(err, FSDP_ERR_LIMIT, "unit %s: out of memory that other ranks can read",
+                     group->name);
 }
 
 /* A gradient that was allocated before the unit took the communicator's memory is copied there once. */
@@ -742,8 +742,8 @@ static fsdp_status run_hook(const fsdp_group *group, const fsdp_reduced *reduced
         return FSDP_OK;
     if (!stream->device->ops->is_host)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s: an all-reduce hook computes on the host, and device %s has "
-                         "memory of its own; a custom reduce-scatter gets the stream",
+                         "unit %s: an all-reduce hook computes on the host, but device %s has its "
+                         "own memory; use a custom reduce-scatter, which gets the stream",
                          group->name, stream->device->ops->name);
     fsdp_work_all_reduce_hook(stream, settings->all_reduce_hook, settings->all_reduce_hook_context,
                               reduced->block->data, reduced->dtype, reduced_count(reduced));

@@ -57,7 +57,8 @@ static fsdp_status find_in_store(void *context, char host_out[FSDP_HOST_SIZE], i
     FSDP_TRY(fsdp_store_get(to->place->host, to->place->port, to->name, value, until_ms, err));
     if (fsdp_parse_int(value, 1, 65535, port_out))
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_DAMAGED, "torchrun's store names no port: '%.32s'", value);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "torchrun's store does not name a port: '%.32s'",
+                     value);
 }
 
 static fsdp_rendezvous_spec spec_of(const address *to, int deadline_ms)
@@ -158,8 +159,8 @@ static fsdp_status check_trace(const fsdp_launch_options *options, const fsdp_pl
     if (!options->trace || is_one || strstr(options->trace, "%r"))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "--trace '%s': each rank writes its own file: write %%r in the name for the "
-                     "number of the rank",
+                     "--trace '%s': each rank writes a separate file: put %%r into the name for "
+                     "the number of the rank",
                      options->trace);
 }
 

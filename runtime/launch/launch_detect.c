@@ -50,7 +50,7 @@ static fsdp_status need(const environment *from, const char *name, const char **
     if (*text_out)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s is not set, but others of %s are: set all of them, or none", name,
+                     "%s is not set, but other variables of %s are: set all of them, or none", name,
                      from->row->set);
 }
 
@@ -61,8 +61,8 @@ static fsdp_status need_int(const environment *from, const char *name, int least
     FSDP_TRY(need(from, name, &text, err));
     if (fsdp_parse_int(text, least, most, value_out))
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "%s is '%s': a whole number from %d to %d is needed",
-                     name, text, least, most);
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s is '%s', not a whole number from %d to %d", name,
+                     text, least, most);
 }
 
 /* -1 when it is not there. */
@@ -100,7 +100,8 @@ static fsdp_status take_master(const char *text, fsdp_place *place, fsdp_error *
     if (length == 0 || length >= sizeof place->host ||
         !fsdp_parse_int(colon + 1, 1, 65535, &place->port))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "FSDP_MASTER is '%s': HOST:PORT is needed, where rank 0 listens", text);
+                         "FSDP_MASTER is '%s', not HOST:PORT, the address where rank 0 listens",
+                         text);
     memcpy(place->host, host, length);
     place->host[length] = '\0';
     return FSDP_OK;
@@ -162,7 +163,7 @@ static fsdp_status detect_pmix(const environment *from, fsdp_place *place, fsdp_
     return need_int(from, from->row->rank, 0, FSDP_MAX_RANKS - 1, &place->rank, err);
 }
 
-/* The first of "gpu[01-03,07],cpu2": "gpu01". Names that go on behind their numbers are not guessed
+/* The first of "gpu[01-03,07],cpu2": "gpu01". Names that continue after their numbers are not guessed
  * at. */
 static fsdp_status first_host(const char *list, fsdp_place *place, fsdp_error *err)
 {
@@ -176,7 +177,7 @@ static fsdp_status first_host(const char *list, fsdp_place *place, fsdp_error *e
     if (is_plain && n > 0 && (size_t)n < sizeof place->host)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "cannot tell the first host of '%s': set FSDP_MASTER=HOST:PORT", list);
+                     "cannot find the first host of '%s': set FSDP_MASTER=HOST:PORT", list);
 }
 
 /* Ranks that know nothing but the job's id listen at the same port. */
@@ -284,7 +285,7 @@ static const launcher launchers[] = {
 };
 enum { LAUNCHERS = sizeof launchers / sizeof *launchers };
 
-/* A batch script has the variables of rank 0, and is no rank: only steps (srun) are. */
+/* A batch script has the variables of rank 0, and is not a rank: only steps (srun) are. */
 static bool is_slurm_step(const environment *from)
 {
     return variable(from, "SLURM_PROCID") &&

@@ -7,13 +7,13 @@
 #include <sys/resource.h>
 
 enum {
-    /* Beside the descriptors for each other rank: pipe, listeners, memory, trace, the current
+    /* In addition to the descriptors for each other rank: pipe, listeners, memory, trace, the current
      * connection, and pending connections of ranks of this host (listener.h). */
     FILES_AT_LEAST = 32,
     FILES_TO_SPARE = 128 /* for what the program opens */
 };
 
-/* The lowest limit that leaves room for n files beside those that are open now. */
+/* The lowest limit that leaves space for n files next to those that are open now. */
 static rlim_t limit_for(int n)
 {
     int limit = 0;

@@ -29,8 +29,8 @@ static fsdp_status set_count(int *count, const char *name, const char *text, fsd
 {
     if (fsdp_parse_int(text, 1, FSDP_MAX_LOCAL_RANKS, count))
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s': a number of ranks from 1 to %d is needed", name,
-                     text, FSDP_MAX_LOCAL_RANKS);
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s': not a number of ranks from 1 to %d", name, text,
+                     FSDP_MAX_LOCAL_RANKS);
 }
 
 static fsdp_status set_np(fsdp_launch_options *options, const char *name, const char *text,
@@ -63,7 +63,8 @@ static fsdp_status set_comm(fsdp_launch_options *options, const char *name, cons
             return FSDP_OK;
         }
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s '%s': there are auto, self, threads, shm, mpi, tcp and nccl", name, text);
+                     "%s '%s': unknown; use auto, self, threads, shm, mpi, tcp or nccl", name,
+                     text);
 }
 
 static fsdp_status set_device(fsdp_launch_options *options, const char *name, const char *text,
@@ -81,8 +82,8 @@ static fsdp_status set_deadline(fsdp_launch_options *options, const char *name, 
     char *end;
     double seconds = strtod(text, &end);
     if (end == text || *end != '\0' || !(seconds >= 0.001 && seconds <= LONGEST_DEADLINE_S))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s': seconds from 0.001 to %d are needed", name,
-                         text, LONGEST_DEADLINE_S);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s': not a number of seconds from 0.001 to %d",
+                         name, text, LONGEST_DEADLINE_S);
     options->deadline_ms = (int)lround(seconds * 1000);
     return FSDP_OK;
 }
@@ -99,7 +100,7 @@ static fsdp_status set_trace(fsdp_launch_options *options, const char *name, con
 static fsdp_status set_flag(bool *flag, const char *name, const char *text, fsdp_error *err)
 {
     if (strcmp(text, "1") != 0 && strcmp(text, "0") != 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s': it is 1 or 0", name, text);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s': not 1 or 0", name, text);
     *flag = text[0] == '1';
     return FSDP_OK;
 }
@@ -130,7 +131,7 @@ static const launch_option table[] = {
 };
 enum { OPTIONS = sizeof table / sizeof *table };
 
-/* *value_out: what stands behind '=', or NULL. */
+/* *value_out: what stands after '=', or NULL. */
 static const launch_option *find_option(const char *argument, const char **value_out)
 {
     for (int i = 0; i < OPTIONS; i++) {

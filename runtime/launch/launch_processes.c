@@ -256,10 +256,10 @@ static bool look_for_end(process *rank, int number)
     rank->has_ended = true;
     if (ended < 0) {
         rank->code = FSDP_ERR_INTERNAL;
-        fprintf(
-            stderr,
-            "fsdp: the exit code of rank %d is unknown: something else in the program took it\n",
-            number);
+        fprintf(stderr,
+                "fsdp: the exit code of rank %d is unknown: other code in the program waited for "
+                "the process\n",
+                number);
         return true;
     }
     rank->signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;

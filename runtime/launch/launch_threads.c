@@ -74,7 +74,7 @@ _Noreturn static void leave_at_once(int code)
  * rank: -1. */
 static void check_exit(void)
 {
-    char who[32] = "a thread that is no rank";
+    char who[32] = "a thread that is not a rank";
     const int ranks = atomic_load(&ranks_of_job);
     bool is_rank = rank_of_thread >= 0 && ranks > 1;
     if ((!is_rank && atomic_load(&ranks_at_work) < 2) || getpid() != rank_process)

@@ -49,8 +49,8 @@ static fsdp_status decide_threads(const fsdp_launch_options *options, const fsdp
     if (options->comm != FSDP_COMM_THREADS || gpus == 1)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s threads: the %d ranks have %d GPUs, and threads exchange memory of one "
-                     "only: use --comm nccl, or --device cuda:0 for all ranks",
+                     "%s threads: the %d ranks have %d GPUs, but threads can exchange the memory "
+                     "of one GPU only; use --comm nccl, or --device cuda:0 for all ranks",
                      options->comm_name, fsdp_ctl_size(parts->ctl), gpus);
 }
 
@@ -59,7 +59,7 @@ static fsdp_status refuse_host_transport(const fsdp_launch_options *options, fsd
 {
     const char *comm = fsdp_comm_choice_name(options->comm);
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s %s: it moves memory of the host only, and device '%s' needs --comm nccl, "
+                     "%s %s: it moves the host's memory only, but device '%s' needs --comm nccl, "
                      "or ranks that are threads and share a GPU (--threads N --device cuda:0)",
                      options->comm_name, comm, options->device);
 }
@@ -171,7 +171,7 @@ static fsdp_status open_transport(const fsdp_launch_options *options, fsdp_world
         return fsdp_transport_self(&parts->transport, err);
     if (options->comm == FSDP_COMM_SHM && !is_one_host)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "%s shm: only %d of %d ranks are on the host of rank %d, and shared "
+                         "%s shm: only %d of %d ranks are on the host of rank %d, but shared "
                          "memory works on one host only",
                          options->comm_name, parts->local_size, size, fsdp_ctl_rank(parts->ctl));
     if (options->comm == FSDP_COMM_MPI || options->comm == FSDP_COMM_TCP || !is_one_host)
@@ -272,8 +272,8 @@ static int to_exit_code(int code, int rank)
     fsdp_error err = {0};
     if (code == 0 || (code & 0xff) != 0)
         return code;
-    (void)fsdp_fail(&err, FSDP_ERR_INTERNAL, "rank %d returned %d, as exit code that would be 0",
-                    rank, code);
+    (void)fsdp_fail(&err, FSDP_ERR_INTERNAL,
+                    "rank %d returned %d, which as an exit code would be 0", rank, code);
     return fsdp_error_report(&err);
 }
 

@@ -14,7 +14,7 @@ static void *open_at(const char *path)
     return dlopen(path, RTLD_NOW | RTLD_GLOBAL);
 }
 
-/* Beside libfsdp or, when that is linked statically, beside the program. */
+/* In addition to libfsdp or, when that is linked statically, next to the program. */
 static void *open_beside(void)
 {
     static const char *const places[] = {"", "../lib/"};

@@ -23,7 +23,7 @@ typedef struct fsdp_mpi_functions {
 
 FSDP_API extern const fsdp_mpi_functions fsdp_mpi_table;
 
-/* Opens libfsdp_mpi: beside this library or program, in ../lib, then where the loader looks. It stays
+/* Opens libfsdp_mpi: next to this library or program, in ../lib, then where the loader looks. It stays
  * open. */
 fsdp_status fsdp_mpi_library_open(const fsdp_mpi_functions **functions_out, fsdp_error *err);
 

@@ -225,7 +225,7 @@ fsdp_status fsdp_world_set_deadline(fsdp_world *world, int milliseconds, fsdp_er
     const fsdp_mpi_functions *mpi = NULL;
     FSDP_NEED(err, world);
     if (milliseconds < 1)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "a deadline of %d ms: at least 1 ms is needed",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot set a deadline of %d ms: the minimum is 1 ms",
                          milliseconds);
     if (strcmp(world->parts.ctl->ops->name, "mpi") == 0) {
         FSDP_TRY(fsdp_mpi_library_open(&mpi, err));

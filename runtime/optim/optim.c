@@ -194,7 +194,7 @@ static double or_default(double given, double usual)
     return given == 0 ? usual : given;
 }
 
-/* Room for the lists of a step. */
+/* Memory for the lists of a step. */
 static fsdp_status allocate_step(fsdp_optim *optim, fsdp_error *err)
 {
     bool is_adamw = optim->kind == FSDP_OPTIM_ADAMW;
@@ -451,7 +451,7 @@ static fsdp_sgd_step sgd_step_of(const fsdp_optim *optim, const fsdp_optim_state
                            .grad_scale = 1};
 }
 
-/* Lists a state's runs behind the first n of this step. */
+/* Lists a state's runs after the first n of this step. */
 static size_t list_runs(fsdp_optim *optim, fsdp_optim_state *state, size_t n)
 {
     const fsdp_optim_run whole = {.count = fsdp_param_local_count(state->param),
@@ -545,8 +545,8 @@ static fsdp_status step_all(fsdp_optim *optim, fsdp_stream *compute, fsdp_error 
     return FSDP_OK;
 }
 
-/* Reshards behind it: gathered parameters have values from before the step, and the next forward
- * must gather anew. */
+/* Reshards after it: gathered parameters have values from before the step, and the next forward
+ * must gather again. */
 static fsdp_status step(fsdp_optim *optim, fsdp_error *err)
 {
     fsdp_context *context = optim->root->context;

@@ -108,20 +108,20 @@ static fsdp_status check_name(const fsdp_model *model, const char *name, fsdp_er
                          FSDP_MAX_NAME);
     if (model->root)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is declared too late: the root exists, and the model is complete",
-                         name);
+                         "cannot declare '%s': the root exists, so the model is complete", name);
     if (fsdp_model_find(model, name))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "there are two parameters '%s'", name);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot declare '%s': a parameter of this name exists", name);
     return FSDP_OK;
 }
 
 static fsdp_status check_param_shape(const fsdp_param_spec *spec, fsdp_error *err)
 {
     if (spec->ndim < 1)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has no dims and cannot be cut: give it the shape [1], or make it a "
-                         "buffer",
-                         spec->name);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "cannot shard '%s': it has no dims; give it the shape [1], or make it a buffer",
+            spec->name);
     for (int i = 0; i < spec->ndim; i++)
         if (spec->shape[i] < 1)
             return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no elements: its dim %d is %lld",
@@ -134,7 +134,7 @@ static fsdp_status check_spec(const fsdp_model *model, const fsdp_param_spec *sp
     size_t size = fsdp_dtype_size(spec->dtype);
     FSDP_TRY(check_name(model, spec->name, err));
     if (size == 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no dtype that is known", spec->name);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has an unknown dtype", spec->name);
     if (spec->ndim > FSDP_PARAM_DIMS)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has %d dims, at most %d are possible",
                          spec->name, spec->ndim, FSDP_PARAM_DIMS);
@@ -229,7 +229,8 @@ fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, fsdp_dtype dtype, fsdp_
     FSDP_NEED(err, param);
     const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
     if (param->model->root)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': the dtype of gradients is set before the root",
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot set the gradient dtype of '%s': the root exists; set it before",
                          param->name);
     if (!info || !info->is_float)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' cannot have gradients of %s", param->name,
@@ -245,10 +246,11 @@ fsdp_status fsdp_param_set_placement(fsdp_param *param, const char *mesh_dim,
     fsdp_tensor_place *place = param->places;
     bool cuts = placement.kind != FSDP_REPLICATE;
     if (param->unit)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': a placement is set before the unit is made",
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot set a placement of '%s': its unit exists; set it before",
                          param->name);
     if (cuts && (placement.dim < 0 || placement.dim >= param->ndim))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has %d dims and cannot be cut along dim %d",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot cut '%s' of %d dims along dim %d",
                          param->name, param->ndim, placement.dim);
     if (strlen(mesh_dim) > FSDP_MAX_MESH_NAME)
         return fsdp_fail(err, FSDP_ERR_USAGE, "no mesh dim is named '%s'", mesh_dim);
@@ -269,7 +271,8 @@ fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *ex
 {
     FSDP_NEED(err, param, extension);
     if (param->model->root)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': an extension is set before the root",
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot set an extension of '%s': the root exists; set it before",
                          param->name);
     if (extension->count < 1 || extension->count > FSDP_MAX_EXTENSION_INPUTS)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': an extension has 1 to %d inputs", param->name,

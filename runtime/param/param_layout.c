@@ -72,11 +72,10 @@ static fsdp_status check_places(const fsdp_param *param, const fsdp_mesh_roles *
             found = strcmp(fsdp_mesh_dim_name(roles->mesh, dim), param->places[i].dim) == 0 &&
                     (roles->tensor_dims >> dim & 1);
         if (!found)
-            return fsdp_fail(
-                err, FSDP_ERR_USAGE,
-                "'%s' has a placement on '%s', which is no mesh dim of unit %s, or one "
-                "that it shards or replicates itself",
-                param->name, param->places[i].dim, unit);
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "'%s' has a placement on '%s', which is not a mesh dim of unit %s, or "
+                             "which the unit itself shards or replicates",
+                             param->name, param->places[i].dim, unit);
     }
     return FSDP_OK;
 }
@@ -127,8 +126,8 @@ fsdp_status fsdp_param_lay_out(fsdp_param *param, const fsdp_mesh_roles *roles, 
     measure(param, ranks);
     if (param->cut.dim > 0 && param->n % ranks != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s': dim %d has %" PRId64 " elements here, which %" PRId64
-                         " ranks do not divide evenly; only dim 0 may be uneven",
+                         "cannot shard '%s' evenly along dim %d: %" PRId64 " elements over %" PRId64
+                         " ranks; only dim 0 may be uneven",
                          param->name, param->cut.dim, param->n, ranks);
     return FSDP_OK;
 }

@@ -5,9 +5,9 @@
  *
  * A snapshot is the copy of a state dict's tensors in one pool of staging memory, which is allocated and
  * touched once and used again by the next copy. Host memory, and the model's buffers, are copied at once.
- * From a device with memory of its own a stream copies all else, while the program goes on: in one wave, or,
- * when the state is larger than the pool may be, in waves (statedict/sd/waves.h) that take turns in the two
- * halves of the rest. While the save reads a wave, the next one is copied.
+ * From a device with memory of its own a stream copies all else, while the program continues: in one wave,
+ * or, when the state is larger than the pool may be, in waves (statedict/sd/waves.h) that take turns in the
+ * two halves of the rest. While the save reads a wave, the next one is copied.
  *
  *   pool    | at once | half 0: waves 0, 2, 4 ... | half 1: waves 1, 3, 5 ... |
  */
@@ -74,8 +74,8 @@ typedef struct fsdp_snapshot_take {
     fsdp_stream *changes;              /* all earlier work on the state; later changes of its buffers */
 } fsdp_snapshot_take;
 
-/* Makes room for a copy of this rank's tensors, in a pool of at most opts->most bytes, or of what is copied
- * at once and twice the largest other tensor if that is more. */
+/* Reserves memory for a copy of this rank's tensors, in a pool of at most opts->most bytes, or of what is
+ * copied at once and twice the largest other tensor if that is more. */
 fsdp_status fsdp_snapshot_open(fsdp_snapshot *snapshot, const fsdp_snapshot_opts *opts, const fsdp_sd *sd,
                                int rank, fsdp_error *err);
 /* Copies what is copied at once, and gives the stream the first wave. The device's memory but for
@@ -86,7 +86,7 @@ fsdp_waves *fsdp_snapshot_waves(fsdp_snapshot *snapshot);
 /* The XXH3-128 of this rank's bytes of an entry that is_hashed. The device hashes what it copies in waves, so
  * that no wave is needed but the first, which was entered. */
 fsdp_hash fsdp_snapshot_hash(const fsdp_snapshot *snapshot, size_t entry);
-/* The event behind the last copy. Waits until it is given to the stream, or fsdp_snapshot_end. Any thread. */
+/* The event after the last copy. Waits until it is given to the stream, or fsdp_snapshot_end. Any thread. */
 fsdp_event fsdp_snapshot_last(fsdp_snapshot *snapshot);
 /* The save is over: waves that it did not enter are not copied. */
 void fsdp_snapshot_end(fsdp_snapshot *snapshot);

@@ -365,8 +365,8 @@ static void refuse(fsdp_state_groups *groups, const fsdp_entry *entry, const fsd
 {
     if (groups->refused.status == FSDP_OK)
         (void)fsdp_fail(&groups->refused, FSDP_ERR_USAGE,
-                        "'%s' is %g in '%s', and %s here cannot continue that: to go on without, "
-                        "leave it out with fsdp-convert --drop '%s', or set partial",
+                        "'%s' is %g in '%s', and %s here cannot continue that: to resume without "
+                        "it, drop it with fsdp-convert --drop '%s', or set partial",
                         member->name, number, entry->name, kind_of(optim), member->drop);
 }
 
@@ -395,12 +395,12 @@ static void judge_decay(fsdp_state_groups *groups, const fsdp_state_group *live)
     if (!entry || !state_coming(groups, live, "weight_decay", &decay) || decay == 0 ||
         groups->refused.status != FSDP_OK)
         return;
-    (void)fsdp_fail(&groups->refused, FSDP_ERR_USAGE,
-                    "'decoupled_weight_decay' is false in '%s', with a weight_decay of %g: that is "
-                    "Adam, whose decay is a part of the gradient, and AdamW here cannot continue "
-                    "it; to go on as AdamW, leave it out with fsdp-convert --drop "
-                    "'\\.decoupled_weight_decay$', or set partial",
-                    entry->name, decay);
+    (void)fsdp_fail(
+        &groups->refused, FSDP_ERR_USAGE,
+        "'decoupled_weight_decay' is false in '%s', with a weight_decay of %g: that is Adam, whose "
+        "decay is a part of the gradient, and AdamW here cannot continue it; to resume as AdamW, "
+        "drop it with fsdp-convert --drop '\\.decoupled_weight_decay$', or set partial",
+        entry->name, decay);
 }
 
 /* As fsdp_sgd_create: a momentum needs a buffer, and Nesterov's a momentum. */
@@ -465,9 +465,8 @@ static fsdp_status check_state(const fsdp_state_match *match, const fsdp_entry *
     if (is_spare(entry, what, size))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' is state that %s here does not keep, and steps without it would be "
-                     "others: to go on all the same, leave it out with fsdp-convert --drop "
-                     "'\\.%s$', or set partial",
+                     "cannot resume exactly from '%s': %s here does not keep this state; to resume "
+                     "without it, drop it with fsdp-convert --drop '\\.%s$', or set partial",
                      entry->name, kind_of(param->optim), what);
 }
 

@@ -16,12 +16,13 @@ fsdp_status fsdp_param_set_requires_grad(fsdp_param *param, bool requires_grad, 
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' cannot have a gradient: it is %s", param->name,
                          param->is_buffer ? "a buffer" : fsdp_dtype_name(param->dtype));
     if (root && (root->is_in_forward || root->is_in_backward))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' cannot be frozen or thawed inside a step",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot freeze or unfreeze '%s' inside a step",
                          param->name);
     if (param->flat)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' lies in a flat parameter: freeze it before fsdp_wrap_create",
-                         param->name);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "cannot freeze '%s': it is in a flat parameter; freeze it before fsdp_wrap_create",
+            param->name);
     param->requires_grad = requires_grad;
     return FSDP_OK;
 }
@@ -135,7 +136,7 @@ static void *grad(fsdp_param *param, bool zeroed)
 {
     fsdp_error err = {0};
     if (!param->requires_grad)
-        return refuse(param, "the gradient", "it is frozen, or of no kind that has one");
+        return refuse(param, "the gradient", "it is frozen, or of a kind without gradients");
     if (param->flat && param->flat->model->root->is_summoned)
         return within(param, param->flat->summoned_grad, param->flat->dtype);
     param->had_grad = true;

@@ -374,8 +374,8 @@ fsdp_status fsdp_root_expect_values(fsdp_root *root, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_USAGE, "values are expected between steps, not inside one");
     if (root->declared != root->model)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the parameters of this root lie in flat ones, which get values as a "
-                         "whole: call fsdp_root_init or fsdp_root_load");
+                         "the parameters of this root are in flat parameters, which get values as "
+                         "a whole: call fsdp_root_init or fsdp_root_load");
     for (size_t i = 0; i < model->count; i++)
         model->params[i]->lacks_value = !model->params[i]->is_buffer;
     return FSDP_OK;
@@ -670,8 +670,8 @@ fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp
     FSDP_NEED(err, model, root_out);
     if (model->root)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the model has a root already, which ends with "
-                         "fsdp_root_free of it and of all that was made of it");
+                         "the model has a root already; free that root and everything that was "
+                         "made of it first");
     fsdp_ctl *ctl = fsdp_world_ctl(model->world);
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_create");
     fsdp_status status = create(model, opts, root_out, err);

@@ -478,7 +478,7 @@ static fsdp_status check_finalized(const fsdp_root *root, fsdp_error *err)
     if (!root->context->finalizing)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "an asynchronous end of backward was not waited for: call fsdp_finalize_wait "
+                     "nothing waited for an asynchronous end of backward: call fsdp_finalize_wait "
                      "before the next forward");
 }
 
@@ -602,7 +602,7 @@ fsdp_status fsdp_root_begin_microbatch(fsdp_root *root, int64_t i, int64_t n, fs
     FSDP_NEED(err, root);
     FSDP_TRY(fsdp_root_ready(root, err));
     if (i < 0 || i >= n)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no microbatch %lld of %lld: the first is 0",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "no microbatch %lld of %lld: the first is 0",
                          (long long)i, (long long)n);
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -635,7 +635,7 @@ fsdp_status fsdp_root_set_manual_backward_finalization(fsdp_root *root, bool man
     FSDP_NEED(err, root);
     if (manual != root->is_manual && (root->is_in_backward || root->is_unfinished))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "how backward is ended cannot change between its begin and its end: %s",
+                         "cannot change how backward ends between its begin and its end: %s",
                          root->is_manual
                              ? "fsdp_root_finalize_backward, and the wait for it, come before"
                              : "the end_backward of a last backward comes before");

@@ -34,9 +34,10 @@ static fsdp_status unit_check_custom(const fsdp_unit *unit, fsdp_error *err)
 {
     if (unit->group_count <= 1)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "unit %s has %zu groups of parameters: a custom collective serves one",
-                     unit->name, unit->group_count);
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "unit %s has %zu groups of parameters, but a custom collective serves only one", unit->name,
+        unit->group_count);
 }
 
 static size_t count_meshes(const fsdp_unit *unit)
@@ -135,10 +136,10 @@ static fsdp_status check_outside(const fsdp_unit *unit, const char *what, fsdp_e
 
 static fsdp_status check_comm_memory(const fsdp_unit *unit, bool from_comm, fsdp_error *err)
 {
-    FSDP_TRY(check_outside(unit, "where the memory of collectives comes from", err));
+    FSDP_TRY(check_outside(unit, "the memory of collectives", err));
     if (from_comm && (unit->settings.custom_gather || unit->settings.custom_reduce))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s has a custom collective, which brings its own memory",
+                         "unit %s has a custom collective, which provides its own memory",
                          unit->name);
     return FSDP_OK;
 }
@@ -147,9 +148,10 @@ static fsdp_status check_setting(const fsdp_unit *unit, fsdp_unit_setting settin
                                  fsdp_error *err)
 {
     if (setting == FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS && value < 1)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s: at least one reduce-scatter input is in flight, not %d",
-                         unit->name, value);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "unit %s: the number of reduce-scatter inputs in flight is at least 1, not %d",
+            unit->name, value);
     if (setting == FSDP_UNIT_SEPARATE_REDUCE_SCATTER_GROUP)
         return check_outside(unit, "the group that reduces", err);
     if (setting == FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP)
@@ -308,7 +310,7 @@ fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_e
     const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
     if (dtype == FSDP_DTYPE_NONE || (info && info->is_float))
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be %s, which is no floating type", option,
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be %s, which is not a floating type", option,
                      fsdp_dtype_name(dtype));
 }
 
@@ -343,7 +345,7 @@ static fsdp_status choose_cut(const fsdp_unit *unit, fsdp_param *param, fsdp_err
     if (cut.dim < 0)
         cut.dim += param->ndim;
     if (cut.dim < 0 || cut.dim >= param->ndim)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has %d dims and cannot be cut along dim %d",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot cut '%s' of %d dims along dim %d",
                          param->name, param->ndim, cut.dim);
     cut.mesh = fsdp_mesh_hold(cut.mesh ? cut.mesh : opts->mesh);
     param->cut = cut;
@@ -460,8 +462,8 @@ static fsdp_status check_prefix(const fsdp_model *model, const char *prefix, fsd
         fsdp_nearest_name_offer_param(&nearest, model->params[i]);
     }
     if (nearest.name[0] == '\0')
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' has no parameters: declare them before it",
-                         prefix);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "unit '%s' has no parameters: declare them before the unit", prefix);
     return fsdp_fail(
         err, FSDP_ERR_USAGE,
         "unit '%s' has no parameters: no name is equal or below it, the nearest one is '%s'",
@@ -475,7 +477,7 @@ static fsdp_status check_opts(const fsdp_model *model, const char *const *prefix
     if (n < 1)
         return fsdp_fail(err, FSDP_ERR_USAGE, "a unit has at least one member");
     if (model->root)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' is made too late: the root exists", first);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot make unit '%s': the root exists", first);
     if (!opts->mesh)
         return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' has no mesh", first);
     if (opts->reshard_after_forward < FSDP_RESHARD_NEVER)
@@ -553,9 +555,9 @@ fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes
     for (size_t i = 0; i < n; i++) {
         FSDP_NEED(err, prefixes[i]);
         if (prefixes[i][0] == '\0')
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "the prefix is empty: fsdp_root_create makes the unit of everything "
-                             "that is left");
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE,
+                "the prefix is empty: fsdp_root_create makes the unit of the remaining parameters");
     }
     return create(model, prefixes, n, opts, unit_out, err);
 }

@@ -20,7 +20,7 @@ void fsdp_added_tokens_sort(fsdp_added_tokens *tokens);
 typedef struct fsdp_added_match { size_t begin, end; int64_t id; } fsdp_added_match;
 
 /*
- * The next match at or behind *at, the leftmost and of those the longest; *at moves behind the token's own
+ * The next match at or after *at, the leftmost and of those the longest; *at moves past the token's own
  * bytes. *match is the match before, a zeroed one at first: white space that it took is not taken again. A
  * token in such white space is a match nevertheless, as in the library.
  */

@@ -38,7 +38,7 @@ static const char *spaces_before_word(const char *at, const char *spaces_end, co
     return spaces_end < end && last > at ? last : spaces_end;
 }
 
-/* Bytes behind an apostrophe that belong to a contraction: s, t, m, d, re, ve, ll. */
+/* Bytes after an apostrophe that belong to a contraction: s, t, m, d, re, ve, ll. */
 static size_t contraction(const char *at, const char *end, char case_bit)
 {
     char first = (char)(at < end ? *at | case_bit : 0);

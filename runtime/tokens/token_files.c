@@ -67,7 +67,7 @@ static fsdp_status read_text(fsdp_token_file *file, char **text_out, fsdp_error 
     return status;
 }
 
-/* Encodes a piece of a file's text behind what is there already. */
+/* Encodes a piece of a file's text after what is there already. */
 static fsdp_status add_piece(fsdp_token_files *files, fsdp_token_file *file, const encoding *how,
                              const char *text, size_t size, fsdp_error *err)
 {

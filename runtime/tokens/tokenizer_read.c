@@ -52,7 +52,7 @@ static fsdp_status take_token(void *context, const fsdp_json *json, const fsdp_f
     return is_new ? FSDP_OK : fsdp_json_fail(json, err, "this token comes twice");
 }
 
-/* False when a byte is no token. */
+/* False when a byte is not a token. */
 static bool find_bytes(fsdp_bpe *bpe)
 {
     bool all = true;

@@ -33,7 +33,7 @@ static inline uint8_t fsdp_unicode_bits(const fsdp_unicode *unicode, uint32_t c)
     return c < 0x10000 ? unicode->bits[c] : fsdp_unicode_find_bits(c);
 }
 
-/* The code point at *at of well-formed UTF-8; *at moves behind it. */
+/* The code point at *at of well-formed UTF-8; *at moves past it. */
 static inline uint32_t fsdp_utf8_take(const char **at)
 {
     const unsigned char *p = (const unsigned char *)*at;
@@ -62,11 +62,11 @@ static inline const char *fsdp_utf8_back(const char *at)
     return at;
 }
 
-/* Bytes of a code point as UTF-8 at `to`, which has room for 4. */
+/* Bytes of a code point as UTF-8 at `to`, which has capacity for 4. */
 size_t fsdp_utf8_put(uint32_t c, char *to);
 /* The first byte that is not UTF-8; size when all are. */
 size_t fsdp_utf8_check(const char *text, size_t size);
-/* The bytes as UTF-8: U+FFFD for each longest run that could begin a character and does not go on, and for
+/* The bytes as UTF-8: U+FFFD for each longest run that could begin a character and does not continue, and for
  * every other bad byte, as WHATWG and Rust do. */
 void fsdp_utf8_add_lossy(fsdp_text *text, const char *data, size_t size);
 

@@ -43,7 +43,7 @@ static int byte_of_letter(uint32_t c)
                             : -1;
 }
 
-/* The bytes that a text spells, into `bytes`, which has room for `size`. False when it spells none. */
+/* The bytes that a text spells, into `bytes`, which has capacity for `size`. False when it spells none. */
 static bool spelled_bytes(const char *text, size_t size, char *bytes, size_t *count_out)
 {
     size_t count = 0;

@@ -26,7 +26,7 @@ typedef struct fsdp_token {
 typedef struct fsdp_vocab {
     fsdp_token *tokens;
     size_t count, capacity;
-    size_t model_count;        /* the model's come first; later ones are no words of it */
+    size_t model_count;        /* the model's come first; later ones are not words of it */
     fsdp_name_table spelled;   /* indices of tokens by the bytes that they spell */
     fsdp_name_table raw;       /* indices of raw tokens */
     uint32_t *by_id;           /* indices of tokens in the order of ids, once sorted */

@@ -1,4 +1,7 @@
-/* Parameters, units and the root of a transformer, and its first values. See transformer.h. */
+/*
+ * Parameters, units and the root of a transformer, and its first values. Names come from the description of
+ * its family, shapes from its form. See transformer.h.
+ */
 #include "runtime/transformer/transformer_internal.h"
 
 #include "base/core/fnv.h"
@@ -12,136 +15,54 @@
 
 /* --- parameters ---------------------------------------------------------------------------------- */
 
-static fsdp_status add_param(fsdp_transformer *t, const char *name, int ndim, const int64_t *shape,
+/* Adds the parameter of a role outside the layers; none where the description has none. */
+static fsdp_status add_other(fsdp_transformer *t, const fsdp_architecture *model, const char *role,
                              fsdp_param **param_out, fsdp_error *err)
 {
-    const fsdp_param_spec spec = {.name = name, .dtype = FSDP_F32, .ndim = ndim, .shape = shape};
-    FSDP_TRY(fsdp_model_add(t->model, &spec, param_out, err));
-    return t->opts.is_mixed ? fsdp_param_set_grad_dtype(*param_out, FSDP_F32, err) : FSDP_OK;
-}
-
-/* The place of a layer's parameters in the tree of names. */
-typedef struct place {
-    fsdp_transformer *t;
-    const char *prefix;
-} place;
-
-enum { NAME = 96 };
-
-static fsdp_status add_linear(place at, const char *name, fsdp_linear linear, bool has_bias,
-                              fsdp_linear *linear_out, fsdp_error *err)
-{
-    char full[NAME];
-    const int64_t turned[2] = {linear.out, linear.in}, straight[2] = {linear.in, linear.out};
-    *linear_out = linear;
-    snprintf(full, sizeof full, "%s.%s.weight", at.prefix, name);
-    FSDP_TRY(add_param(at.t, full, 2, linear.is_in_by_out ? straight : turned, &linear_out->weight,
-                       err));
-    if (!has_bias)
+    const fsdp_tensor_row *row = fsdp_architecture_role(model, role, 0);
+    char name[FSDP_MODEL_NAME];
+    model_part part;
+    if (!row || !fsdp_model_find_other(&t->config, role, &part))
         return FSDP_OK;
-    snprintf(full, sizeof full, "%s.%s.bias", at.prefix, name);
-    return add_param(at.t, full, 1, &linear.out, &linear_out->bias, err);
+    fsdp_model_tensor_name(model, row->name, 0, name);
+    if (t->config.is_tied && *param_out)
+        return fsdp_model_add_alias(t->model, name, *param_out, err);
+    return fsdp_model_add_param(t, name, part.ndim, part.shape, param_out, err);
 }
 
-static fsdp_status add_norm(place at, const char *name, model_norm *norm_out, fsdp_error *err)
+static fsdp_status add_blocks(fsdp_transformer *t, const fsdp_architecture *model, fsdp_error *err)
 {
-    char full[NAME];
-    const char *dot = at.prefix[0] ? "." : "";
-    snprintf(full, sizeof full, "%s%s%s.weight", at.prefix, dot, name);
-    FSDP_TRY(add_param(at.t, full, 1, &at.t->config.width, &norm_out->weight, err));
-    if (!at.t->config.form.has_layer_norm)
-        return FSDP_OK;
-    snprintf(full, sizeof full, "%s%s%s.bias", at.prefix, dot, name);
-    return add_param(at.t, full, 1, &at.t->config.width, &norm_out->bias, err);
-}
-
-/* Both families declare in the order of transformers' modules, so that listings read alike. */
-static fsdp_status add_gpt2_block(place at, model_block *block, fsdp_error *err)
-{
-    const fsdp_transformer_config *config = &at.t->config;
-    const int64_t width = config->width;
-    FSDP_TRY(add_norm(at, "ln_1", &block->norm1, err));
-    FSDP_TRY(add_linear(at, "attn.c_attn",
-                        (fsdp_linear){.in = width, .out = 3 * width, .is_in_by_out = true}, true,
-                        &block->qkv, err));
-    FSDP_TRY(add_linear(at, "attn.c_proj",
-                        (fsdp_linear){.in = width, .out = width, .is_in_by_out = true}, true,
-                        &block->output, err));
-    FSDP_TRY(add_norm(at, "ln_2", &block->norm2, err));
-    FSDP_TRY(add_linear(at, "mlp.c_fc",
-                        (fsdp_linear){.in = width, .out = config->inner, .is_in_by_out = true},
-                        true, &block->up, err));
-    return add_linear(at, "mlp.c_proj",
-                      (fsdp_linear){.in = config->inner, .out = width, .is_in_by_out = true}, true,
-                      &block->down, err);
-}
-
-static fsdp_status add_llama_block(place at, model_block *block, fsdp_error *err)
-{
-    const fsdp_transformer_config *config = &at.t->config;
-    const int64_t width = config->width, inner = config->inner;
-    const int64_t queries = config->heads * config->head_dim;
-    const int64_t keys = config->kv_heads * config->head_dim;
-    const bool bias = config->attention_bias;
-    FSDP_TRY(add_linear(at, "self_attn.q_proj", (fsdp_linear){.in = width, .out = queries}, bias,
-                        &block->q, err));
-    FSDP_TRY(add_linear(at, "self_attn.k_proj", (fsdp_linear){.in = width, .out = keys}, bias,
-                        &block->k, err));
-    FSDP_TRY(add_linear(at, "self_attn.v_proj", (fsdp_linear){.in = width, .out = keys}, bias,
-                        &block->v, err));
-    FSDP_TRY(add_linear(at, "self_attn.o_proj", (fsdp_linear){.in = queries, .out = width},
-                        config->output_bias, &block->output, err));
-    FSDP_TRY(add_linear(at, "mlp.gate_proj", (fsdp_linear){.in = width, .out = inner},
-                        config->mlp_bias, &block->gate, err));
-    FSDP_TRY(add_linear(at, "mlp.up_proj", (fsdp_linear){.in = width, .out = inner},
-                        config->mlp_bias, &block->up, err));
-    FSDP_TRY(add_linear(at, "mlp.down_proj", (fsdp_linear){.in = inner, .out = width},
-                        config->mlp_bias, &block->down, err));
-    FSDP_TRY(add_norm(at, "input_layernorm", &block->norm1, err));
-    return add_norm(at, "post_attention_layernorm", &block->norm2, err);
-}
-
-static fsdp_status add_blocks(fsdp_transformer *t, const char *layers, fsdp_error *err)
-{
-    char prefix[NAME];
     t->blocks = fsdp_alloc((size_t)t->config.layers, sizeof *t->blocks);
     if (!t->blocks)
         return fsdp_fail_memory(err, "layers");
     for (int64_t i = 0; i < t->config.layers; i++) {
-        model_block *block = &t->blocks[i];
-        snprintf(prefix, sizeof prefix, "%s.%lld", layers, (long long)i);
-        block->number = i;
-        FSDP_TRY((t->config.form.has_packed_qkv ? add_gpt2_block
-                                                : add_llama_block)((place){t, prefix}, block, err));
-        FSDP_TRY(fsdp_unit_create(t->model, prefix, &t->opts.unit, &block->unit, err));
+        t->blocks[i].number = i;
+        FSDP_TRY(fsdp_model_declare_block(t, model, &t->blocks[i], err));
     }
     return FSDP_OK;
 }
 
-static fsdp_status add_head(fsdp_transformer *t, fsdp_error *err)
+static fsdp_status declare_all(fsdp_transformer *t, const fsdp_architecture *model, fsdp_error *err)
 {
-    const int64_t shape[2] = {t->config.vocab, t->config.width};
+    FSDP_TRY(add_other(t, model, "embed", &t->tokens, err));
+    FSDP_TRY(add_other(t, model, "position_embed", &t->positions, err));
+    FSDP_TRY(add_blocks(t, model, err));
+    t->last_norm.columns = t->config.width;
+    FSDP_TRY(add_other(t, model, "final_norm", &t->last_norm.weight, err));
+    FSDP_TRY(add_other(t, model, "final_norm.bias", &t->last_norm.bias, err));
     t->head = t->tokens;
-    return t->config.is_tied ? fsdp_model_add_alias(t->model, "lm_head.weight", t->tokens, err)
-                             : add_param(t, "lm_head.weight", 2, shape, &t->head, err);
+    return add_other(t, model, "output", &t->head, err);
 }
 
 static fsdp_status declare(fsdp_transformer *t, fsdp_error *err)
 {
-    const fsdp_transformer_config *config = &t->config;
-    const int64_t tokens[2] = {config->vocab, config->width};
-    const int64_t positions[2] = {config->context, config->width};
-    if (!config->form.is_rotary) {
-        FSDP_TRY(add_param(t, "transformer.wte.weight", 2, tokens, &t->tokens, err));
-        FSDP_TRY(add_param(t, "transformer.wpe.weight", 2, positions, &t->positions, err));
-        FSDP_TRY(add_blocks(t, "transformer.h", err));
-        FSDP_TRY(add_norm((place){t, "transformer"}, "ln_f", &t->last_norm, err));
-    } else {
-        FSDP_TRY(add_param(t, "model.embed_tokens.weight", 2, tokens, &t->tokens, err));
-        FSDP_TRY(add_blocks(t, "model.layers", err));
-        FSDP_TRY(add_norm((place){t, "model"}, "norm", &t->last_norm, err));
-    }
-    return add_head(t, err);
+    fsdp_arena arena = {0};
+    const fsdp_architecture *model;
+    fsdp_status st = fsdp_model_describe(&t->config, &arena, &model, err);
+    if (st == FSDP_OK)
+        st = declare_all(t, model, err);
+    fsdp_arena_release(&arena);
+    return st;
 }
 
 /* --- the object ---------------------------------------------------------------------------------- */
@@ -247,7 +168,7 @@ typedef struct first_values {
 static float scale_of(const fsdp_transformer_config *config, const char *name)
 {
     double scale = config->initializer_range;
-    if (config->form.scales_projections && fsdp_has_suffix(name, "c_proj.weight"))
+    if (config->form.is_in_by_out && fsdp_has_suffix(name, "c_proj.weight")) /* of GPT-2 */
         scale /= sqrt(2.0 * (double)config->layers);
     return (float)scale;
 }

@@ -1,5 +1,5 @@
 /*
- * Parameters of units as mathematics in f32 see them, and linear layers of them, forward and backward. In:
+ * Parameters of units as f32 computation sees them, and linear layers of them, forward and backward. In:
  * gathered parameters of any floating dtype, arrays of kernels/nn.h; out: arrays, gradients of parameters.
  * Models call it between the hooks of a unit: those of this room, and the MLP of tests.
  */
@@ -9,7 +9,7 @@
 #include "kernels/nn.h"
 #include <fsdp/unit.h>
 
-/* Room for f32 copies of parameters that are gathered in another dtype. */
+/* Memory for f32 copies of parameters that are gathered in another dtype. */
 typedef struct fsdp_f32_params {
     fsdp_nn *nn;               /* the caller's; its `finish` reports what layers lacked */
     float *weight, *bias;      /* NULL: all parameters are f32 */

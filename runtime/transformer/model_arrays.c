@@ -40,25 +40,14 @@ static void take_ids(fsdp_transformer *t, const fsdp_token_batch *batch, bool wi
 
 /* --- room ---------------------------------------------------------------------------------------- */
 
-static void free_block_arrays(fsdp_transformer *t, block_arrays *arrays)
-{
-    float *const all[] = {arrays->mean1,    arrays->inverse1, arrays->normed1, arrays->qkv,
-                          arrays->attended, arrays->log_sum,  arrays->middle,  arrays->mean2,
-                          arrays->inverse2, arrays->normed2,  arrays->gate,    arrays->up,
-                          arrays->active};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        t->ops->free(t->nn, all[i]);
-}
-
 static void free_rows(fsdp_transformer *t)
 {
-    float *const all[] = {t->last_mean, t->last_inverse, t->last_normed, t->dx,
-                          t->dnormed,   t->dqkv,         t->dattended,   t->dactive,
-                          t->dgate,     t->dup,          t->logits};
+    float *const all[] = {t->last_mean, t->last_inverse, t->last_normed, t->dx, t->logits};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         t->ops->free(t->nn, all[i]);
     for (int64_t i = 0; t->arrays && i < (t->opts.recompute ? 1 : t->config.layers); i++)
-        free_block_arrays(t, &t->arrays[i]);
+        fsdp_model_free_block_arrays(t, &t->arrays[i]);
+    fsdp_model_free_block_grads(t);
     for (int64_t i = 0; t->block_inputs && i <= t->config.layers; i++)
         t->ops->free(t->nn, t->block_inputs[i]);
     fsdp_free(t->arrays);
@@ -66,8 +55,7 @@ static void free_rows(fsdp_transformer *t)
     fsdp_free(t->inputs);
     fsdp_free(t->targets);
     fsdp_free(t->losses);
-    t->last_mean = t->last_inverse = t->last_normed = t->dx = t->dnormed = t->dqkv = NULL;
-    t->dattended = t->dactive = t->dgate = t->dup = t->logits = NULL;
+    t->last_mean = t->last_inverse = t->last_normed = t->dx = t->logits = NULL;
     t->arrays = NULL;
     t->block_inputs = NULL;
     t->inputs = t->targets = NULL;
@@ -85,42 +73,6 @@ void fsdp_model_free_arrays(fsdp_transformer *t)
     fsdp_f32_params_release(&t->params);
 }
 
-static fsdp_status take(fsdp_transformer *t, int64_t rows, int64_t columns, float **data_out,
-                        fsdp_error *err)
-{
-    int64_t count;
-    *data_out = fsdp_mul_overflow(rows, columns, &count) ? NULL : t->ops->alloc(t->nn, count);
-    return *data_out ? FSDP_OK : fsdp_fail_memory(err, "activations");
-}
-
-static int64_t qkv_width(const fsdp_transformer_config *config)
-{
-    return (config->heads + 2 * config->kv_heads) * config->head_dim;
-}
-
-static fsdp_status make_block_arrays(fsdp_transformer *t, int64_t rows, block_arrays *arrays,
-                                     fsdp_error *err)
-{
-    const fsdp_transformer_config *config = &t->config;
-    const int64_t width = config->width, attended = config->heads * config->head_dim;
-    if (config->form.has_layer_norm) {
-        FSDP_TRY(take(t, rows, 1, &arrays->mean1, err));
-        FSDP_TRY(take(t, rows, 1, &arrays->mean2, err));
-    }
-    if (config->form.is_gated)
-        FSDP_TRY(take(t, rows, config->inner, &arrays->gate, err));
-    FSDP_TRY(take(t, rows, 1, &arrays->inverse1, err));
-    FSDP_TRY(take(t, rows, width, &arrays->normed1, err));
-    FSDP_TRY(take(t, rows, qkv_width(config), &arrays->qkv, err));
-    FSDP_TRY(take(t, rows, attended, &arrays->attended, err));
-    FSDP_TRY(take(t, rows, config->heads, &arrays->log_sum, err));
-    FSDP_TRY(take(t, rows, width, &arrays->middle, err));
-    FSDP_TRY(take(t, rows, 1, &arrays->inverse2, err));
-    FSDP_TRY(take(t, rows, width, &arrays->normed2, err));
-    FSDP_TRY(take(t, rows, config->inner, &arrays->up, err));
-    return take(t, rows, config->inner, &arrays->active, err);
-}
-
 static fsdp_status make_layers(fsdp_transformer *t, int64_t rows, fsdp_error *err)
 {
     const size_t layers = (size_t)t->config.layers;
@@ -129,9 +81,9 @@ static fsdp_status make_layers(fsdp_transformer *t, int64_t rows, fsdp_error *er
     if (!t->arrays || !t->block_inputs)
         return fsdp_fail_memory(err, "activations");
     for (size_t i = 0; i <= layers; i++)
-        FSDP_TRY(take(t, rows, t->config.width, &t->block_inputs[i], err));
+        FSDP_TRY(fsdp_model_alloc(t, rows, t->config.width, &t->block_inputs[i], err));
     for (size_t i = 0; i < (t->opts.recompute ? 1 : layers); i++)
-        FSDP_TRY(make_block_arrays(t, rows, &t->arrays[i], err));
+        FSDP_TRY(fsdp_model_make_block_arrays(t, rows, &t->arrays[i], err));
     for (size_t i = 1; t->opts.recompute && i < layers; i++)
         t->arrays[i] = t->arrays[0];
     return FSDP_OK;
@@ -156,19 +108,13 @@ static fsdp_status make_rows(fsdp_transformer *t, int64_t rows, fsdp_error *err)
         return fsdp_fail_memory(err, "the ids of a microbatch");
     FSDP_TRY(make_layers(t, rows, err));
     if (config->form.has_layer_norm)
-        FSDP_TRY(take(t, rows, 1, &t->last_mean, err));
-    if (config->form.is_gated)
-        FSDP_TRY(take(t, rows, config->inner, &t->dgate, err));
-    FSDP_TRY(take(t, rows, 1, &t->last_inverse, err));
-    FSDP_TRY(take(t, rows, config->width, &t->last_normed, err));
-    FSDP_TRY(take(t, rows, config->width, &t->dx, err));
-    FSDP_TRY(take(t, rows, config->width, &t->dnormed, err));
-    FSDP_TRY(take(t, rows, qkv_width(config), &t->dqkv, err));
-    FSDP_TRY(take(t, rows, config->heads * config->head_dim, &t->dattended, err));
-    FSDP_TRY(take(t, rows, config->inner, &t->dactive, err));
-    FSDP_TRY(take(t, rows, config->inner, &t->dup, err));
+        FSDP_TRY(fsdp_model_alloc(t, rows, 1, &t->last_mean, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, 1, &t->last_inverse, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, config->width, &t->last_normed, err));
+    FSDP_TRY(fsdp_model_alloc(t, rows, config->width, &t->dx, err));
+    FSDP_TRY(fsdp_model_make_block_grads(t, rows, err));
     t->logit_rows = logit_rows_for(t, rows);
-    return take(t, t->logit_rows, config->vocab, &t->logits, err);
+    return fsdp_model_alloc(t, t->logit_rows, config->vocab, &t->logits, err);
 }
 
 /* --- rotary positions ---------------------------------------------------------------------------- */
@@ -218,8 +164,8 @@ static fsdp_status make_angles(fsdp_transformer *t, int64_t positions, fsdp_erro
     t->ops->free(t->nn, t->sines);
     t->angle_room = 0;
     t->cosines = t->sines = NULL;
-    FSDP_TRY(take(t, count, 1, &t->cosines, err));
-    FSDP_TRY(take(t, count, 1, &t->sines, err));
+    FSDP_TRY(fsdp_model_alloc(t, count, 1, &t->cosines, err));
+    FSDP_TRY(fsdp_model_alloc(t, count, 1, &t->sines, err));
     float *host = fsdp_alloc((size_t)(2 * count), sizeof *host);
     if (!host)
         return fsdp_fail_memory(err, "rotary positions");

@@ -1,4 +1,4 @@
-/* Next ids: the prompt goes through the model once, then one id at a time beside its cached keys. */
+/* Next ids: the prompt goes through the model once, then one id at a time with its cached keys. */
 #include "runtime/transformer/transformer_internal.h"
 
 #include "base/core/mem.h"
@@ -151,7 +151,7 @@ static fsdp_status sampler_init(sampler *s, const fsdp_token_batch *batch, fsdp_
 
 /* --- steps --------------------------------------------------------------------------------------- */
 
-/* The ids that the caches do not know yet; when they are full they begin anew with the last half. */
+/* The ids that the caches do not know yet; when they are full they begin again with the last half. */
 static fsdp_token_batch next_batch(sampler *s)
 {
     int64_t used = s->caches.layers[0].used, fresh = s->known - s->begin - used;

@@ -1,9 +1,9 @@
 /*
- * A transformer (gpt2, llama, mistral, qwen2) that is trained in shards: config -> parameters with the names
- * and orientation of Hugging Face, forward, backward, and sampling. Each layer is a unit; embedding, last
- * norm and head are the root's own. In: a config, and ids of tokens. Out: the root to train, losses, logits
- * and next ids. The room calls the public headers of the runtime and kernels/nn.h, and asks a world where its
- * memory lies; trainers and tools call this header and transformer_config.h.
+ * A transformer (gpt2, llama, mistral, qwen2, qwen3) that is trained in shards: config -> parameters with
+ * the names and orientation of Hugging Face, forward, backward, and sampling. Each layer is a unit;
+ * embedding, last norm and head are the root's own. In: a config, and ids of tokens. Out: the root to train,
+ * losses, logits and next ids. The room calls the public headers of the runtime and kernels/nn.h, and asks a
+ * world where its memory lies; trainers and tools call this header and transformer_config.h.
  *
  *   transformer_config*.c  config.json <-> fsdp_transformer_config
  *   declare.c        config -> parameters, units, root; first values
@@ -12,7 +12,7 @@
  *   microbatch.c     ids -> loss and gradients; ids -> logits
  *   sample.c         ids -> next ids
  *
- * Names in state dicts are those of Hugging Face behind "model." (state.h). A tied head is an alias.
+ * Names in state dicts are those of Hugging Face after "model." (state.h). A tied head is an alias.
  * Gradients are sums over ranks, not means: `scale` of a microbatch divides by the tokens of the whole step,
  * so that the loss is the mean over all of them, however they are split over ranks and microbatches.
  */
@@ -29,7 +29,7 @@ typedef struct fsdp_transformer_opts {
     bool is_mixed;             /* gathered parameters are bf16 numbers; shards, gradients and activations are
                                 * f32 */
     bool recompute;            /* layers keep their input only and run again in backward */
-    int threads;               /* of this rank's mathematics; 0: 1 */
+    int threads;               /* of this rank's computation; 0: 1 */
     int64_t logit_room;        /* elements of logits that are made at a time; 0: 2^24 (64 MiB) */
 } fsdp_transformer_opts;
 
@@ -75,7 +75,7 @@ typedef struct fsdp_sampling {
     int64_t count;             /* new ids per sequence */
 } fsdp_sampling;
 
-/* Collective, with the same batch on every rank. ids_out: sequences x count. Ids behind the context's end
+/* Collective, with the same batch on every rank. ids_out: sequences x count. Ids after the context's end
  * continue from its last half. */
 FSDP_CHECKED fsdp_status fsdp_transformer_sample(fsdp_transformer *transformer, const fsdp_token_batch *batch,
                                                  const fsdp_sampling *sampling, int64_t *ids_out,

@@ -1,94 +1,11 @@
-/* Models: families, defaults, sizes that fit together, and the config.json of a new model. */
-#include "runtime/transformer/transformer_config.h"
+/* Models: sizes that fit together, and the config.json of a new model. */
+#include "runtime/transformer/transformer_internal.h"
+
+#include "base/core/mem.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
-
-static const char *const family_names[] = {[FSDP_GPT2] = "gpt2",
-                                           [FSDP_LLAMA] = "llama",
-                                           [FSDP_MISTRAL] = "mistral",
-                                           [FSDP_QWEN2] = "qwen2"};
-
-const char *fsdp_family_name(fsdp_family family)
-{
-    return family_names[family];
-}
-
-bool fsdp_family_find(const char *name, fsdp_family *family_out)
-{
-    for (size_t i = 0; i < sizeof family_names / sizeof *family_names; i++)
-        if (strcmp(name, family_names[i]) == 0) {
-            *family_out = (fsdp_family)i;
-            return true;
-        }
-    return false;
-}
-
-/* --- defaults, as the classes of transformers have them ----------------------------------------- */
-
-static void init_gpt2(fsdp_transformer_config *config)
-{
-    config->layers = config->heads = 12;
-    config->width = 768;
-    config->vocab = 50257;
-    config->context = 1024;
-    config->norm_eps = 1e-5;
-    config->activation = FSDP_NN_GELU_TANH;
-    config->is_tied = config->scales_attention = true;
-    config->attention_bias = config->output_bias = config->mlp_bias = true;
-    config->bos = config->eos = 50256;
-}
-
-static void init_llama(fsdp_transformer_config *config)
-{
-    config->layers = config->heads = 32;
-    config->width = 4096;
-    config->inner = 11008;
-    config->vocab = 32000;
-    config->context = 2048;
-    config->norm_eps = 1e-6;
-    config->activation = FSDP_NN_SILU;
-    config->scales_attention = true;
-    config->rope = (fsdp_rope){.theta = 10000, .factor = 1};
-    config->bos = 1;
-    config->eos = 2;
-}
-
-static const fsdp_transformer_form forms[] = {
-    {.embedding = "transformer.wte.weight",
-     .has_packed_qkv = true,
-     .is_in_by_out = true,
-     .has_layer_norm = true,
-     .scales_projections = true},
-    {.embedding = "model.embed_tokens.weight", .is_rotary = true, .is_gated = true}};
-
-void fsdp_transformer_config_init(fsdp_transformer_config *config, fsdp_family family)
-{
-    *config = (fsdp_transformer_config){
-        .family = family, .initializer_range = 0.02, .bos = -1, .eos = -1};
-    config->form = forms[family != FSDP_GPT2];
-    if (family == FSDP_GPT2) {
-        init_gpt2(config);
-        return;
-    }
-    init_llama(config);
-    if (family == FSDP_MISTRAL) {
-        config->inner = 14336;
-        config->kv_heads = 8;
-        config->context = 4096 * 32;
-        config->window = 4096;
-        memset(config->is_windowed, true, sizeof config->is_windowed);
-    }
-    if (family == FSDP_QWEN2) {
-        config->inner = 22016;
-        config->vocab = 151936;
-        config->context = 32768;
-        config->kv_heads = 32;
-        config->window = 4096; /* where use_sliding_window asks for it */
-        config->attention_bias = true;
-        config->bos = config->eos = -1;
-    }
-}
 
 /* --- sizes --------------------------------------------------------------------------------------- */
 
@@ -117,16 +34,16 @@ fsdp_status fsdp_transformer_config_check(const fsdp_transformer_config *config,
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s': %lld heads cannot share %lld key-value heads evenly", origin,
                          (long long)config->heads, (long long)config->kv_heads);
-    if (config->family == FSDP_GPT2 && config->kv_heads != config->heads)
-        return fsdp_fail(
-            err, FSDP_ERR_USAGE,
-            "'%s': gpt2 has no key-value heads of its own: %lld are not the %lld heads", origin,
-            (long long)config->kv_heads, (long long)config->heads);
-    if (config->family != FSDP_GPT2 && config->head_dim % 2 != 0)
+    if (!config->form.has_kv_heads && config->kv_heads != config->heads)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s': %s has no key-value heads of its own: %lld are not the %lld heads",
+                         origin, config->model_type, (long long)config->kv_heads,
+                         (long long)config->heads);
+    if (config->form.is_rotary && config->head_dim % 2 != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s': rotary positions need heads of an even width, not %lld", origin,
                          (long long)config->head_dim);
-    if (config->family == FSDP_GPT2 && config->head_dim * config->heads != config->width)
+    if (!config->form.has_head_dim && config->head_dim * config->heads != config->width)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': the width %lld is no multiple of %lld heads",
                          origin, (long long)config->width, (long long)config->heads);
     if (!(config->norm_eps >= 0) || !isfinite(config->norm_eps) ||
@@ -215,7 +132,19 @@ static void write_layer_types(const fsdp_transformer_config *config, fsdp_text *
     fsdp_text_addf(text, "],\n");
 }
 
-static void write_llama(const fsdp_transformer_config *config, fsdp_text *text)
+static bool has(const fsdp_architecture *model, const char *member)
+{
+    return fsdp_architecture_member(model, member, strlen(member)) != NULL;
+}
+
+static bool follows(const fsdp_architecture *model, const char *member, const char *other)
+{
+    const fsdp_config_member *found = fsdp_architecture_member(model, member, strlen(member));
+    return found && found->otherwise && strcmp(found->otherwise, other) == 0;
+}
+
+static void write_llama(const fsdp_transformer_config *config, const fsdp_architecture *model,
+                        fsdp_text *text)
 {
     add_real(text, "attention_dropout", 0);
     add_number(text, "head_dim", config->head_dim);
@@ -228,12 +157,13 @@ static void write_llama(const fsdp_transformer_config *config, fsdp_text *text)
     add_number(text, "num_key_value_heads", config->kv_heads);
     add_real(text, "rms_norm_eps", config->norm_eps);
     write_rope(&config->rope, text);
-    if (config->family == FSDP_LLAMA) {
+    if (follows(model, "$qkv_bias", "attention_bias"))
         add_bool(text, "attention_bias", config->attention_bias);
+    if (!has(model, "sliding_window")) {
         add_bool(text, "mlp_bias", config->mlp_bias);
         return;
     }
-    if (config->family == FSDP_QWEN2) {
+    if (has(model, "use_sliding_window")) {
         add_bool(text, "use_sliding_window", config->window > 0);
         write_layer_types(config, text);
     }
@@ -243,22 +173,42 @@ static void write_llama(const fsdp_transformer_config *config, fsdp_text *text)
         fsdp_text_addf(text, "  \"sliding_window\": null,\n");
 }
 
-void fsdp_transformer_config_write(const fsdp_transformer_config *config, fsdp_text *text)
+static void write_config(const fsdp_transformer_config *config, const fsdp_architecture *model,
+                         fsdp_text *text)
 {
-    static const char *const classes[] = {[FSDP_GPT2] = "GPT2LMHeadModel",
-                                          [FSDP_LLAMA] = "LlamaForCausalLM",
-                                          [FSDP_MISTRAL] = "MistralForCausalLM",
-                                          [FSDP_QWEN2] = "Qwen2ForCausalLM"};
-    fsdp_text_addf(text, "{\n  \"architectures\": [\"%s\"],\n", classes[config->family]);
+    fsdp_text_addf(text, "{\n  \"architectures\": [\"%s\"],\n", model->class_name);
     add_id(text, "bos_token_id", config->bos);
     add_id(text, "eos_token_id", config->eos);
     add_real(text, "initializer_range", config->initializer_range);
-    if (config->family == FSDP_GPT2)
+    if (has(model, "n_embd"))
         write_gpt2(config, text);
     else
-        write_llama(config, text);
-    fsdp_text_addf(text, "  \"model_type\": \"%s\",\n", family_names[config->family]);
+        write_llama(config, model, text);
+    fsdp_text_addf(text, "  \"model_type\": \"%s\",\n", config->model_type);
     add_bool(text, "tie_word_embeddings", config->is_tied);
     fsdp_text_addf(text, "  \"torch_dtype\": \"float32\",\n");
     fsdp_text_addf(text, "  \"vocab_size\": %lld\n}\n", (long long)config->vocab);
+}
+
+fsdp_status fsdp_model_describe(const fsdp_transformer_config *config, fsdp_arena *arena,
+                                const fsdp_architecture **model_out, fsdp_error *err)
+{
+    const char *type = config->model_type;
+    FSDP_TRY(fsdp_architecture_find(arena, type, strlen(type), model_out, err));
+    return *model_out ? FSDP_OK
+                      : fsdp_fail(err, FSDP_ERR_USAGE, "model_type '%s' is not known", type);
+}
+
+fsdp_status fsdp_transformer_config_write(const fsdp_transformer_config *config, fsdp_text *text,
+                                          fsdp_error *err)
+{
+    fsdp_arena arena = {0};
+    const fsdp_architecture *model;
+    fsdp_status st = fsdp_model_describe(config, &arena, &model, err);
+    if (st == FSDP_OK)
+        write_config(config, model, text);
+    if (st == FSDP_OK && text->failed)
+        st = fsdp_fail_memory(err, "a model's config");
+    fsdp_arena_release(&arena);
+    return st;
 }

@@ -10,8 +10,6 @@
 #include "kernels/nn.h"
 #include <fsdp/status.h>
 
-typedef enum fsdp_family { FSDP_GPT2, FSDP_LLAMA, FSDP_MISTRAL, FSDP_QWEN2 } fsdp_family;
-
 typedef enum fsdp_rope_kind { FSDP_ROPE_DEFAULT, FSDP_ROPE_LINEAR, FSDP_ROPE_LLAMA3 } fsdp_rope_kind;
 
 typedef struct fsdp_rope {
@@ -20,24 +18,25 @@ typedef struct fsdp_rope {
     double low_freq_factor, high_freq_factor, original_context;        /* of llama3 */
 } fsdp_rope;
 
+enum { FSDP_MODEL_LAYERS = 4096, FSDP_MODEL_NAME = 128 };
+
 /*
- * The form says what a model is made of. The room's files ask it, never the family: a family whose form is
- * known here needs no code of its own. fsdp_transformer_config_init makes it.
+ * The form says what a model is made of. It is made once, from the description of the family in
+ * statedict/models and the members of config.json; this room asks the form, never the family. A family whose
+ * description has only what the form can say is trained without code of its own.
  */
 typedef struct fsdp_transformer_form {
-    const char *embedding;             /* the name of its weight */
-    bool has_packed_qkv;               /* q, k and v are one projection, next to each other in a row */
+    uint64_t parts;                    /* the tensors that a layer has: bits of the parts in block.c */
+    char embedding[FSDP_MODEL_NAME];   /* the name of its weight */
     bool is_in_by_out;                 /* weights of the layers' projections are stored in x out */
     bool is_rotary;                    /* heads are rotated; else learned positions are added */
     bool is_gated;                     /* MLP: down(f(gate(x)) * up(x)); else down(f(up(x))) */
-    bool has_layer_norm;               /* norms subtract the mean and add a bias; else RMS */
-    bool scales_projections;           /* new weights that add to the residual stream: / sqrt(2 layers) */
+    bool has_layer_norm;               /* norms subtract the mean; else RMS */
+    bool has_kv_heads, has_head_dim;   /* members of their own; else they follow from the heads */
 } fsdp_transformer_form;
 
-enum { FSDP_MODEL_LAYERS = 4096 };
-
 typedef struct fsdp_transformer_config {
-    fsdp_family family;
+    char model_type[64];
     fsdp_transformer_form form;
     int64_t layers, width, inner, heads, kv_heads, head_dim, vocab, context;
     double norm_eps, initializer_range;
@@ -54,13 +53,11 @@ typedef struct fsdp_transformer_config {
     int64_t bos, eos;                  /* -1: none */
 } fsdp_transformer_config;
 
-/* The name in model_type. */
-const char *fsdp_family_name(fsdp_family family);
-/* False: there is no such family. */
-bool fsdp_family_find(const char *name, fsdp_family *family_out);
-
-/* Defaults of a family: what its config.json means that has no members. */
-void fsdp_transformer_config_init(fsdp_transformer_config *config, fsdp_family family);
+/* Adds the model_types that can be trained, in the order of the alphabet. */
+void fsdp_transformer_families(const char *separator, fsdp_text *text);
+/* Fills in what a config.json means that has no member but model_type. FSDP_ERR_USAGE as below. */
+FSDP_CHECKED fsdp_status fsdp_transformer_config_init(fsdp_transformer_config *config, const char *model_type,
+                                                      fsdp_error *err);
 
 /* FSDP_ERR_USAGE names what this model cannot be; FSDP_ERR_DAMAGED: not the text of a config. `origin` is the
  * path for messages. */
@@ -69,7 +66,8 @@ FSDP_CHECKED fsdp_status fsdp_transformer_config_parse(const char *text, size_t 
 /* Sizes that fit together: FSDP_ERR_USAGE otherwise. */
 FSDP_CHECKED fsdp_status fsdp_transformer_config_check(const fsdp_transformer_config *config,
                                                        const char *origin, fsdp_error *err);
-/* The text of a config.json that transformers reads. */
-void fsdp_transformer_config_write(const fsdp_transformer_config *config, fsdp_text *text);
+/* Adds the text of a config.json that transformers reads. */
+FSDP_CHECKED fsdp_status fsdp_transformer_config_write(const fsdp_transformer_config *config, fsdp_text *text,
+                                                       fsdp_error *err);
 
 #endif

@@ -1,123 +1,24 @@
 /*
- * config.json -> fsdp_transformer_config. Members are collected first, since later ones (model_type,
- * layer_types) decide what earlier ones mean; a null counts as absent, as it does in transformers.
+ * config.json -> fsdp_transformer_config, and the families that can be trained. statedict/models reads the
+ * file and describes its family: its members, what they are where they are absent, and the tensors that
+ * follow. Here members become sizes and settings of this room, and what it cannot do is refused by its
+ * name. A null counts as absent, as it does in transformers.
  */
-#include "runtime/transformer/transformer_config.h"
+#include "runtime/transformer/transformer_internal.h"
 
 #include "base/core/mem.h"
-#include "base/data/json.h"
+#include "base/text.h"
+#include "statedict/models/config.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-/* --- members ------------------------------------------------------------------------------------- */
-
-typedef enum config_member {
-    MODEL_TYPE,
-    ACTIVATION_FUNCTION,
-    HIDDEN_ACT,
-    N_LAYER,
-    NUM_HIDDEN_LAYERS,
-    N_HEAD,
-    NUM_ATTENTION_HEADS,
-    NUM_KEY_VALUE_HEADS,
-    N_EMBD,
-    HIDDEN_SIZE,
-    N_INNER,
-    INTERMEDIATE_SIZE,
-    HEAD_DIM,
-    N_POSITIONS,
-    MAX_POSITIONS,
-    VOCAB_SIZE,
-    LAYER_NORM_EPSILON,
-    RMS_NORM_EPS,
-    INITIALIZER_RANGE,
-    TIE_WORD_EMBEDDINGS,
-    ATTENTION_BIAS,
-    MLP_BIAS,
-    SCALE_ATTN_WEIGHTS,
-    SCALE_BY_LAYER,
-    ROPE_THETA,
-    ROPE_SCALING,
-    ROPE_PARAMETERS,
-    SLIDING_WINDOW,
-    USE_SLIDING_WINDOW,
-    MAX_WINDOW_LAYERS,
-    LAYER_TYPES,
-    BOS,
-    EOS,
-    ATTN_PDROP,
-    EMBD_PDROP,
-    RESID_PDROP,
-    ATTENTION_DROPOUT,
-    ADD_CROSS_ATTENTION,
-    PRETRAINING_TP,
-    PARTIAL_ROTARY_FACTOR,
-    QUANTIZATION_CONFIG,
-    MEMBERS
-} config_member;
-
-static const char *const member_names[MEMBERS] = {"model_type",
-                                                  "activation_function",
-                                                  "hidden_act",
-                                                  "n_layer",
-                                                  "num_hidden_layers",
-                                                  "n_head",
-                                                  "num_attention_heads",
-                                                  "num_key_value_heads",
-                                                  "n_embd",
-                                                  "hidden_size",
-                                                  "n_inner",
-                                                  "intermediate_size",
-                                                  "head_dim",
-                                                  "n_positions",
-                                                  "max_position_embeddings",
-                                                  "vocab_size",
-                                                  "layer_norm_epsilon",
-                                                  "rms_norm_eps",
-                                                  "initializer_range",
-                                                  "tie_word_embeddings",
-                                                  "attention_bias",
-                                                  "mlp_bias",
-                                                  "scale_attn_weights",
-                                                  "scale_attn_by_inverse_layer_idx",
-                                                  "rope_theta",
-                                                  "rope_scaling",
-                                                  "rope_parameters",
-                                                  "sliding_window",
-                                                  "use_sliding_window",
-                                                  "max_window_layers",
-                                                  "layer_types",
-                                                  "bos_token_id",
-                                                  "eos_token_id",
-                                                  "attn_pdrop",
-                                                  "embd_pdrop",
-                                                  "resid_pdrop",
-                                                  "attention_dropout",
-                                                  "add_cross_attention",
-                                                  "pretraining_tp",
-                                                  "partial_rotary_factor",
-                                                  "quantization_config"};
-
-enum { TEXT = 64 };
-
-/* A member's value, of one of the kinds that members have. */
-typedef struct value {
-    fsdp_json_kind kind; /* NULL: absent */
-    double number;       /* also of a bool */
-    char text[TEXT];     /* cut, which no known word is */
-} value;
-
 typedef struct reader {
-    fsdp_json json;
+    fsdp_config values; /* the file and the description of its family */
     const char *origin;
-    value members[MEMBERS];
-    fsdp_rope rope;
-    bool is_there[MEMBERS]; /* maybe null */
-    bool has_rope, has_original_context, has_factor;
-    int64_t layer_types;
-    bool is_windowed[FSDP_MODEL_LAYERS];
+    fsdp_transformer_config *config;
 } reader;
 
 static fsdp_status fail_member(const reader *from, const char *name, const char *reason,
@@ -127,190 +28,105 @@ static fsdp_status fail_member(const reader *from, const char *name, const char 
                      reason);
 }
 
-static fsdp_status read_text(fsdp_json *json, char *text_out, fsdp_error *err)
+static fsdp_status fail_kind(const reader *from, const char *name, const char *reason,
+                             fsdp_error *err)
 {
-    const char *text;
-    size_t size;
-    FSDP_TRY(fsdp_json_string(json, &text, &size, err));
-    snprintf(text_out, TEXT, "%s", text);
-    return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': %s is %s", from->origin, name, reason);
 }
 
-/* Anything but a plain value is skipped, and keeps its kind. */
-static fsdp_status read_value(fsdp_json *json, value *value_out, fsdp_error *err)
+/* --- members --------------------------------------------------------------------------------------- */
+
+/* The member of the file; NULL where it is absent or null. */
+static const fsdp_value *find(const reader *from, const char *name)
 {
-    value_out->kind = fsdp_json_peek(json);
-    if (value_out->kind == FSDP_JSON_STRING)
-        return read_text(json, value_out->text, err);
-    if (value_out->kind == FSDP_JSON_NUMBER)
-        return fsdp_json_f64(json, &value_out->number, err);
-    if (value_out->kind == FSDP_JSON_BOOL) {
-        bool is_set;
-        FSDP_TRY(fsdp_json_bool(json, &is_set, err));
-        value_out->number = is_set;
-        return FSDP_OK;
-    }
-    return fsdp_json_skip(json, err);
-}
-
-/* --- rotary positions ---------------------------------------------------------------------------- */
-
-static fsdp_status set_rope_kind(reader *from, const char *member, const char *kind,
-                                 fsdp_error *err)
-{
-    if (strcmp(kind, "default") == 0)
-        from->rope.kind = FSDP_ROPE_DEFAULT;
-    else if (strcmp(kind, "linear") == 0)
-        from->rope.kind = FSDP_ROPE_LINEAR;
-    else if (strcmp(kind, "llama3") == 0)
-        from->rope.kind = FSDP_ROPE_LLAMA3;
-    else {
-        char reason[160];
-        snprintf(reason, sizeof reason, "'%s' is none of default, linear, llama3", kind);
-        return fail_member(from, member, reason, err);
-    }
-    return FSDP_OK;
-}
-
-/* rope_scaling (transformers 4) or rope_parameters (5). */
-static fsdp_status read_rope(reader *from, const char *member, fsdp_error *err)
-{
-    static const char *const names[] = {"rope_type",        "type",
-                                        "factor",           "low_freq_factor",
-                                        "high_freq_factor", "original_max_position_embeddings",
-                                        "rope_theta",       "partial_rotary_factor",
-                                        "full_attention",   "sliding_attention"};
-    fsdp_json_members members = {names, sizeof names / sizeof *names, 0};
-    double *const numbers[] = {NULL,
-                               NULL,
-                               &from->rope.factor,
-                               &from->rope.low_freq_factor,
-                               &from->rope.high_freq_factor,
-                               &from->rope.original_context,
-                               &from->rope.theta};
-    if (fsdp_json_peek(&from->json) != FSDP_JSON_OBJECT)
-        return fsdp_json_skip(&from->json, err);
-    from->has_rope = true;
-    FSDP_TRY(fsdp_json_enter_object(&from->json, err));
-    for (;;) {
-        int which;
-        value got;
-        FSDP_TRY(fsdp_json_next_member(&from->json, &members, &which, err));
-        if (which < 0)
-            return FSDP_OK;
-        FSDP_TRY(read_value(&from->json, &got, err));
-        if (which >= 8)
-            return fail_member(from, member, "it differs between layers", err);
-        if (which < 2 && got.kind == FSDP_JSON_STRING)
-            FSDP_TRY(set_rope_kind(from, member, got.text, err));
-        if (which == 7 && got.kind == FSDP_JSON_NUMBER && got.number != 1)
-            return fail_member(from, "partial_rotary_factor", "heads are rotated whole", err);
-        if (which >= 2 && which < 7 && got.kind == FSDP_JSON_NUMBER)
-            *numbers[which] = got.number;
-        from->has_original_context |= which == 5 && got.kind == FSDP_JSON_NUMBER;
-        from->has_factor |= which == 2 && got.kind == FSDP_JSON_NUMBER;
-    }
-}
-
-static fsdp_status read_layer_types(reader *from, fsdp_error *err)
-{
-    bool more;
-    char kind[TEXT];
-    if (fsdp_json_peek(&from->json) != FSDP_JSON_ARRAY)
-        return fsdp_json_skip(&from->json, err);
-    FSDP_TRY(fsdp_json_enter_array(&from->json, err));
-    for (;;) {
-        FSDP_TRY(fsdp_json_next_item(&from->json, &more, err));
-        if (!more)
-            return FSDP_OK;
-        FSDP_TRY(read_text(&from->json, kind, err));
-        if (from->layer_types == FSDP_MODEL_LAYERS)
-            return fail_member(from, "layer_types", "too many layers", err);
-        if (strcmp(kind, "full_attention") != 0 && strcmp(kind, "sliding_attention") != 0)
-            return fail_member(from, "layer_types",
-                               "a layer is neither full_attention nor sliding_attention", err);
-        from->is_windowed[from->layer_types++] = kind[0] == 's';
-    }
-}
-
-static fsdp_status read_members(reader *from, fsdp_error *err)
-{
-    fsdp_json_members members = {member_names, MEMBERS, 0};
-    FSDP_TRY(fsdp_json_enter_object(&from->json, err));
-    for (;;) {
-        int which;
-        FSDP_TRY(fsdp_json_next_member(&from->json, &members, &which, err));
-        if (which < 0)
-            return fsdp_json_finish(&from->json, err);
-        from->members[which].kind = fsdp_json_peek(&from->json);
-        from->is_there[which] = true;
-        if (which == ROPE_SCALING || which == ROPE_PARAMETERS)
-            FSDP_TRY(read_rope(from, member_names[which], err));
-        else if (which == LAYER_TYPES)
-            FSDP_TRY(read_layer_types(from, err));
-        else
-            FSDP_TRY(read_value(&from->json, &from->members[which], err));
-    }
-}
-
-/* --- from members to a config -------------------------------------------------------------------- */
-
-static bool has(const reader *from, config_member which)
-{
-    return from->members[which].kind != FSDP_JSON_NULL;
+    return fsdp_config_at(&from->values.json, name);
 }
 
 /* For members where null does not mean the default. */
-static bool is_null(const reader *from, config_member which)
+static bool is_null(const reader *from, const char *name)
 {
-    return from->is_there[which] && !has(from, which);
+    const fsdp_value *json = &from->values.json;
+    for (size_t i = 0; i < json->as.list.count; i += 2)
+        if (fsdp_bytes_are(json->as.list.items[i].as.bytes.data,
+                           json->as.list.items[i].as.bytes.size, name))
+            return json->as.list.items[i + 1].kind == FSDP_VALUE_NULL;
+    return false;
 }
 
-static bool is_on(const reader *from, config_member which)
+/* The family's member; NULL: it has none of this name. */
+static const fsdp_config_member *describe(const reader *from, const char *name)
 {
-    return from->members[which].kind == FSDP_JSON_BOOL && from->members[which].number != 0;
+    return fsdp_architecture_member(from->values.architecture, name, strlen(name));
 }
 
-static fsdp_status take_number(const reader *from, config_member which, double *number,
+/* The family's value where the file has none; NULL: nothing is said. */
+static const char *default_of(const reader *from, const char *name)
+{
+    const fsdp_config_member *member = describe(from, name);
+    return member ? member->otherwise : NULL;
+}
+
+static fsdp_status take_number(const reader *from, const char *name, double *number,
                                fsdp_error *err)
 {
-    if (!has(from, which))
+    const fsdp_value *value = find(from, name);
+    if (!value)
         return FSDP_OK;
-    if (from->members[which].kind != FSDP_JSON_NUMBER)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': %s is not a number", from->origin,
-                         member_names[which]);
-    *number = from->members[which].number;
+    if (value->kind == FSDP_VALUE_BOOL || !fsdp_config_real(&from->values.json, name, number))
+        return fail_kind(from, name, "not a number", err);
     return FSDP_OK;
 }
 
-static fsdp_status take_count(const reader *from, config_member which, int64_t *count,
-                              fsdp_error *err)
+static fsdp_status take_real(const reader *from, const char *name, double *real, fsdp_error *err)
 {
-    double number = (double)*count;
-    FSDP_TRY(take_number(from, which, &number, err));
+    const char *otherwise = default_of(from, name);
+    if (otherwise)
+        *real = strtod(otherwise, NULL);
+    return take_number(from, name, real, err);
+}
+
+/* A whole number, or what follows from others where it is absent. */
+static fsdp_status take_count(const reader *from, const char *name, int64_t *count, fsdp_error *err)
+{
+    double number = 0;
+    if (!find(from, name))
+        return default_of(from, name) ? fsdp_formula_compute(&from->values, name, 0, count, err)
+                                      : FSDP_OK;
+    FSDP_TRY(take_number(from, name, &number, err));
     if (!(number >= -1) || number > 9e15 || number != floor(number))
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': %s is not a whole number", from->origin,
-                         member_names[which]);
+        return fail_kind(from, name, "not a whole number", err);
     *count = (int64_t)number;
     return FSDP_OK;
 }
 
 /* A null is false in transformers 4 and an error in 5: refused where the default is true. */
-static fsdp_status take_bool(const reader *from, config_member which, bool *is_set, fsdp_error *err)
+static fsdp_status take_bool(const reader *from, const char *name, bool *is_set, fsdp_error *err)
 {
-    if (is_null(from, which) && *is_set)
-        return fail_member(from, member_names[which], "it is null; write true or false", err);
-    if (!has(from, which))
-        return FSDP_OK;
-    if (from->members[which].kind != FSDP_JSON_BOOL)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': %s is neither true nor false", from->origin,
-                         member_names[which]);
-    *is_set = from->members[which].number != 0;
+    const fsdp_value *value = find(from, name);
+    const char *otherwise = default_of(from, name);
+    if (otherwise)
+        *is_set = strcmp(otherwise, "0") != 0;
+    if (is_null(from, name) && *is_set)
+        return fail_member(from, name, "it is null; write true or false", err);
+    if (value && value->kind != FSDP_VALUE_BOOL)
+        return fail_kind(from, name, "neither true nor false", err);
+    if (value)
+        *is_set = value->as.boolean;
     return FSDP_OK;
 }
 
-static fsdp_status take_activation(const reader *from, config_member which,
-                                   fsdp_nn_function *function, fsdp_error *err)
+/* Lists of ids leave the default. */
+static fsdp_status take_token(const reader *from, const char *name, int64_t *id, fsdp_error *err)
+{
+    const fsdp_value *value = find(from, name);
+    const char *otherwise = default_of(from, name);
+    *id = otherwise && !is_null(from, name) ? strtoll(otherwise, NULL, 10) : -1;
+    const bool is_number =
+        value && (value->kind == FSDP_VALUE_I64 || value->kind == FSDP_VALUE_F64);
+    return is_number ? take_count(from, name, id, err) : FSDP_OK;
+}
+
+static fsdp_status take_activation(const reader *from, fsdp_nn_function *function, fsdp_error *err)
 {
     static const struct {
         const char *name;
@@ -319,103 +135,76 @@ static fsdp_status take_activation(const reader *from, config_member which,
                  {"gelu_new", FSDP_NN_GELU_TANH}, {"gelu_pytorch_tanh", FSDP_NN_GELU_TANH},
                  {"silu", FSDP_NN_SILU},          {"swish", FSDP_NN_SILU},
                  {"relu", FSDP_NN_RELU}};
-    const char *name = from->members[which].text;
-    if (!has(from, which))
-        return FSDP_OK;
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    const char *member = describe(from, "hidden_act") ? "hidden_act" : "activation_function";
+    const char *name = find(from, member) ? fsdp_config_word(&from->values.json, member)
+                                          : default_of(from, member);
+    for (size_t i = 0; name && i < sizeof known / sizeof *known; i++)
         if (strcmp(name, known[i].name) == 0) {
             *function = known[i].function;
             return FSDP_OK;
         }
+    char shown[80] = "";
+    if (name)
+        fsdp_printable(name, strlen(name), shown, sizeof shown);
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "'%s': this trainer cannot do %s '%s'; it can do gelu, gelu_new, silu, relu",
-                     from->origin, member_names[which], name);
+                     from->origin, member, shown);
 }
 
-static fsdp_status refuse_others(const reader *from, fsdp_error *err)
+/* --- rotary positions ------------------------------------------------------------------------------ */
+
+static fsdp_status take_rope_kind(const reader *from, const char *member, const char *kind,
+                                  fsdp_error *err)
 {
-    double one = 1;
-    if (has(from, QUANTIZATION_CONFIG))
-        return fail_member(from, "quantization_config", "its weights are not floats", err);
-    if (is_on(from, ADD_CROSS_ATTENTION))
-        return fail_member(from, "add_cross_attention", "there is no encoder", err);
-    FSDP_TRY(take_number(from, PRETRAINING_TP, &one, err));
-    if (one != 1)
-        return fail_member(from, "pretraining_tp", "it is not 1", err);
-    FSDP_TRY(take_number(from, PARTIAL_ROTARY_FACTOR, &one, err));
-    if (one != 1)
-        return fail_member(from, "partial_rotary_factor", "heads are rotated whole", err);
-    return FSDP_OK;
+    static const char *const kinds[] = {[FSDP_ROPE_DEFAULT] = "default",
+                                        [FSDP_ROPE_LINEAR] = "linear",
+                                        [FSDP_ROPE_LLAMA3] = "llama3"};
+    char shown[80], reason[160];
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strcmp(kind, kinds[i]) == 0) {
+            from->config->rope.kind = (fsdp_rope_kind)i;
+            return FSDP_OK;
+        }
+    snprintf(reason, sizeof reason, "'%s' is none of default, linear, llama3",
+             fsdp_printable(kind, strlen(kind), shown, sizeof shown));
+    return fail_member(from, member, reason, err);
 }
 
-static fsdp_status take_gpt2(const reader *from, fsdp_transformer_config *config, fsdp_error *err)
-{
-    FSDP_TRY(take_count(from, N_LAYER, &config->layers, err));
-    FSDP_TRY(take_count(from, N_HEAD, &config->heads, err));
-    FSDP_TRY(take_count(from, N_EMBD, &config->width, err));
-    FSDP_TRY(take_count(from, N_INNER, &config->inner, err));
-    FSDP_TRY(take_count(from, N_POSITIONS, &config->context, err));
-    /* transformers takes these names of other families, too, and they win */
-    FSDP_TRY(take_count(from, NUM_HIDDEN_LAYERS, &config->layers, err));
-    FSDP_TRY(take_count(from, NUM_ATTENTION_HEADS, &config->heads, err));
-    FSDP_TRY(take_count(from, HIDDEN_SIZE, &config->width, err));
-    FSDP_TRY(take_count(from, MAX_POSITIONS, &config->context, err));
-    FSDP_TRY(take_number(from, LAYER_NORM_EPSILON, &config->norm_eps, err));
-    FSDP_TRY(take_activation(from, ACTIVATION_FUNCTION, &config->activation, err));
-    FSDP_TRY(take_bool(from, SCALE_ATTN_WEIGHTS, &config->scales_attention, err));
-    FSDP_TRY(take_bool(from, SCALE_BY_LAYER, &config->scales_by_layer, err));
-    for (config_member which = ATTN_PDROP; which <= RESID_PDROP; which++)
-        config->has_dropout |= has(from, which) && from->members[which].number != 0;
-    return FSDP_OK;
-}
-
-/* Which layers have a window, as each family's class decides it. */
-static fsdp_status take_windows(const reader *from, fsdp_transformer_config *config,
+/* rope_scaling (transformers 4) or rope_parameters (5). */
+static fsdp_status take_scaling(const reader *from, const char *member, const fsdp_value *scaling,
                                 fsdp_error *err)
 {
-    bool use = config->family == FSDP_MISTRAL, is_any = false;
-    int64_t full_layers = 28;
-    if (config->family == FSDP_LLAMA)
-        return FSDP_OK;
-    if (is_null(from, SLIDING_WINDOW))
-        config->window = 0;
-    if (config->family == FSDP_QWEN2) /* mistral has no such member: transformers ignores it */
-        FSDP_TRY(take_bool(from, USE_SLIDING_WINDOW, &use, err));
-    FSDP_TRY(take_count(from, MAX_WINDOW_LAYERS, &full_layers, err));
-    FSDP_TRY(take_count(from, SLIDING_WINDOW, &config->window, err));
-    if (!use)
-        config->window = 0;
-    if (config->window < 0)
-        return fail_member(from, "sliding_window", "it is negative", err);
-    for (int64_t i = 0; i < config->layers && i < FSDP_MODEL_LAYERS; i++) {
-        config->is_windowed[i] = from->layer_types > 0          ? from->is_windowed[i]
-                                 : config->family == FSDP_QWEN2 ? i >= full_layers
-                                                                : true;
-        is_any |= config->is_windowed[i];
-    }
-    if (use && is_any && config->window == 0 && has(from, SLIDING_WINDOW))
-        return fail_member(from, "sliding_window",
-                           "a window of 0 hides every token; null is no window", err);
-    if (from->layer_types > 0 && from->layer_types != config->layers)
-        return fail_member(from, "layer_types", "its length is not the number of layers", err);
+    fsdp_rope *rope = &from->config->rope;
+    const char *kind = fsdp_config_word(scaling, "rope_type");
+    double part = 1;
+    if (fsdp_config_at(scaling, "full_attention") || fsdp_config_at(scaling, "sliding_attention"))
+        return fail_member(from, member, "it differs between layers", err);
+    kind = kind ? kind : fsdp_config_word(scaling, "type");
+    if (kind)
+        FSDP_TRY(take_rope_kind(from, member, kind, err));
+    if (fsdp_config_real(scaling, "partial_rotary_factor", &part) && part != 1)
+        return fail_member(from, "partial_rotary_factor", "heads are rotated whole", err);
+    if (!fsdp_config_real(scaling, "factor", &rope->factor) && rope->kind != FSDP_ROPE_DEFAULT)
+        return fail_member(from, member, "it has no factor", err);
+    rope->original_context = (double)from->config->context;
+    (void)fsdp_config_real(scaling, "original_max_position_embeddings", &rope->original_context);
+    (void)fsdp_config_real(scaling, "low_freq_factor", &rope->low_freq_factor);
+    (void)fsdp_config_real(scaling, "high_freq_factor", &rope->high_freq_factor);
+    (void)fsdp_config_real(scaling, "rope_theta", &rope->theta);
     return FSDP_OK;
 }
 
-static fsdp_status take_rope(const reader *from, fsdp_transformer_config *config, fsdp_error *err)
+static fsdp_status take_rope(const reader *from, fsdp_error *err)
 {
-    double theta = config->rope.theta;
-    FSDP_TRY(take_number(from, ROPE_THETA, &theta, err));
-    if (from->has_rope)
-        config->rope = from->rope;
-    if (config->rope.theta == 0 || !from->has_rope)
-        config->rope.theta = theta;
-    const fsdp_rope *rope = &config->rope;
-    if (rope->kind != FSDP_ROPE_DEFAULT && !from->has_factor)
-        return fail_member(from,
-                           from->is_there[ROPE_PARAMETERS] ? "rope_parameters" : "rope_scaling",
-                           "it has no factor", err);
-    if (rope->kind == FSDP_ROPE_LLAMA3 && !from->has_original_context)
-        config->rope.original_context = (double)config->context;
+    static const char *const members[] = {"rope_scaling", "rope_parameters"};
+    fsdp_rope *rope = &from->config->rope;
+    *rope = (fsdp_rope){.factor = 1};
+    FSDP_TRY(take_real(from, "rope_theta", &rope->theta, err));
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
+        const fsdp_value *scaling = find(from, members[i]);
+        if (scaling && scaling->kind == FSDP_VALUE_DICT)
+            FSDP_TRY(take_scaling(from, members[i], scaling, err));
+    }
     if (!(rope->theta > 0) || !isfinite(rope->theta) ||
         (rope->kind != FSDP_ROPE_DEFAULT && !(rope->factor > 0)) ||
         (rope->kind == FSDP_ROPE_LLAMA3 &&
@@ -426,85 +215,232 @@ static fsdp_status take_rope(const reader *from, fsdp_transformer_config *config
     return FSDP_OK;
 }
 
-static fsdp_status take_llama(const reader *from, fsdp_transformer_config *config, fsdp_error *err)
+/* --- windows --------------------------------------------------------------------------------------- */
+
+/* Layers from `full_layers` on have a window, unless layer_types lists them. */
+static fsdp_status take_layer_types(const reader *from, int64_t full_layers, fsdp_error *err)
 {
-    FSDP_TRY(take_count(from, NUM_HIDDEN_LAYERS, &config->layers, err));
-    FSDP_TRY(take_count(from, NUM_ATTENTION_HEADS, &config->heads, err));
-    FSDP_TRY(take_count(from, NUM_KEY_VALUE_HEADS, &config->kv_heads, err));
-    FSDP_TRY(take_count(from, HIDDEN_SIZE, &config->width, err));
-    FSDP_TRY(take_count(from, INTERMEDIATE_SIZE, &config->inner, err));
-    FSDP_TRY(take_count(from, HEAD_DIM, &config->head_dim, err));
-    FSDP_TRY(take_count(from, MAX_POSITIONS, &config->context, err));
-    FSDP_TRY(take_number(from, RMS_NORM_EPS, &config->norm_eps, err));
-    FSDP_TRY(take_activation(from, HIDDEN_ACT, &config->activation, err));
-    if (config->family == FSDP_LLAMA) {
-        FSDP_TRY(take_bool(from, ATTENTION_BIAS, &config->attention_bias, err));
-        FSDP_TRY(take_bool(from, MLP_BIAS, &config->mlp_bias, err));
-        config->output_bias = config->attention_bias;
+    fsdp_transformer_config *config = from->config;
+    const fsdp_value *types = find(from, "layer_types");
+    for (int64_t i = 0; i < config->layers && i < FSDP_MODEL_LAYERS; i++)
+        config->is_windowed[i] = i >= full_layers;
+    if (!types || types->kind != FSDP_VALUE_LIST || types->as.list.count == 0)
+        return FSDP_OK;
+    for (size_t i = 0; i < types->as.list.count; i++) {
+        const fsdp_value *type = &types->as.list.items[i];
+        const bool is_text = type->kind == FSDP_VALUE_STRING;
+        const bool slides = is_text && strcmp(type->as.bytes.data, "sliding_attention") == 0;
+        if (i == FSDP_MODEL_LAYERS)
+            return fail_member(from, "layer_types", "too many layers", err);
+        if (!slides && (!is_text || strcmp(type->as.bytes.data, "full_attention") != 0))
+            return fail_member(from, "layer_types",
+                               "a layer is neither full_attention nor sliding_attention", err);
+        config->is_windowed[i] = slides;
     }
-    config->has_dropout |=
-        has(from, ATTENTION_DROPOUT) && from->members[ATTENTION_DROPOUT].number != 0;
-    FSDP_TRY(take_windows(from, config, err));
-    return take_rope(from, config, err);
+    if (types->as.list.count != (size_t)config->layers)
+        return fail_member(from, "layer_types", "its length is not the number of layers", err);
+    return FSDP_OK;
 }
 
-/* Sizes that follow from others when they are absent or null. */
-static void fill_sizes(fsdp_transformer_config *config)
+/* Families without use_sliding_window have a window in every layer. */
+static fsdp_status take_windows(const reader *from, fsdp_error *err)
 {
+    fsdp_transformer_config *config = from->config;
+    bool use = true, is_any = false;
+    int64_t full_layers = 0;
+    if (!describe(from, "sliding_window"))
+        return FSDP_OK;
+    if (describe(from, "use_sliding_window"))
+        FSDP_TRY(take_bool(from, "use_sliding_window", &use, err));
+    if (describe(from, "max_window_layers"))
+        FSDP_TRY(take_count(from, "max_window_layers", &full_layers, err));
+    FSDP_TRY(take_layer_types(from, full_layers, err));
+    FSDP_TRY(take_count(from, "sliding_window", &config->window, err));
+    if (is_null(from, "sliding_window") || !use)
+        config->window = 0;
+    if (config->window < 0)
+        return fail_member(from, "sliding_window", "it is negative", err);
+    for (int64_t i = 0; i < config->layers && i < FSDP_MODEL_LAYERS; i++)
+        is_any |= config->is_windowed[i];
+    if (use && is_any && config->window == 0 && find(from, "sliding_window"))
+        return fail_member(from, "sliding_window",
+                           "a window of 0 hides every token; null is no window", err);
+    return FSDP_OK;
+}
+
+/* --- what is refused ------------------------------------------------------------------------------- */
+
+static fsdp_status check_family(const reader *from, fsdp_error *err)
+{
+    const char *name = fsdp_config_word(&from->values.json, "model_type");
+    char shown[80];
+    if (!name)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no model_type", from->origin);
+    if (from->values.architecture && from->values.architecture->form)
+        return FSDP_OK;
+    fsdp_text families = {0};
+    fsdp_transformer_families(", ", &families);
+    fsdp_status st =
+        fsdp_fail(err, FSDP_ERR_USAGE, "'%s': this trainer cannot do model_type '%s'; it can do %s",
+                  from->origin, fsdp_printable(name, strlen(name), shown, sizeof shown),
+                  families.failed ? "others" : families.data);
+    fsdp_text_release(&families);
+    return st;
+}
+
+static fsdp_status refuse_others(const reader *from, fsdp_error *err)
+{
+    const fsdp_value *cross = find(from, "add_cross_attention");
+    double one = 1;
+    if (find(from, "quantization_config"))
+        return fail_member(from, "quantization_config", "its weights are not floats", err);
+    if (cross && cross->kind == FSDP_VALUE_BOOL && cross->as.boolean)
+        return fail_member(from, "add_cross_attention", "there is no encoder", err);
+    FSDP_TRY(take_number(from, "pretraining_tp", &one, err));
+    if (one != 1)
+        return fail_member(from, "pretraining_tp", "it is not 1", err);
+    FSDP_TRY(take_number(from, "partial_rotary_factor", &one, err));
+    if (one != 1)
+        return fail_member(from, "partial_rotary_factor", "heads are rotated whole", err);
+    return FSDP_OK;
+}
+
+/* --- all of it ------------------------------------------------------------------------------------- */
+
+/* True where the shape of a tensor depends on the member. */
+static bool has_effect(const reader *from, const char *member)
+{
+    const fsdp_architecture *model = from->values.architecture;
+    for (size_t i = 0; i < model->row_count; i++)
+        if (strstr(model->rows[i].shape, member))
+            return true;
+    return false;
+}
+
+/* A family that has the short name takes the long one as well, which wins. */
+static fsdp_status take_size(const reader *from, const char *brief, const char *name, int64_t *size,
+                             fsdp_error *err)
+{
+    const bool has_brief = describe(from, brief);
+    if (has_brief)
+        FSDP_TRY(take_count(from, brief, size, err));
+    return has_brief && !find(from, name) ? FSDP_OK : take_count(from, name, size, err);
+}
+
+static fsdp_status take_sizes(const reader *from, fsdp_error *err)
+{
+    fsdp_transformer_config *config = from->config;
+    config->form.has_kv_heads = has_effect(from, "num_key_value_heads");
+    config->form.has_head_dim = has_effect(from, "head_dim");
+    FSDP_TRY(take_size(from, "n_layer", "num_hidden_layers", &config->layers, err));
+    FSDP_TRY(take_size(from, "n_head", "num_attention_heads", &config->heads, err));
+    FSDP_TRY(take_size(from, "n_embd", "hidden_size", &config->width, err));
+    FSDP_TRY(take_size(from, "n_positions", "max_position_embeddings", &config->context, err));
+    FSDP_TRY(take_count(from, describe(from, "n_inner") ? "n_inner" : "intermediate_size",
+                        &config->inner, err));
+    FSDP_TRY(take_count(from, "vocab_size", &config->vocab, err));
+    if (config->form.has_kv_heads)
+        FSDP_TRY(take_count(from, "num_key_value_heads", &config->kv_heads, err));
+    if (config->form.has_head_dim && config->heads > 0)
+        FSDP_TRY(take_count(from, "head_dim", &config->head_dim, err));
     if (config->kv_heads < 1)
         config->kv_heads = config->heads;
     if (config->head_dim < 1 && config->heads > 0)
         config->head_dim = config->width / config->heads;
     if (config->inner < 1 && config->width < (1 << 24))
         config->inner = 4 * config->width;
+    return FSDP_OK;
 }
 
-/* Lists of ids leave the default. */
-static fsdp_status take_token(const reader *from, config_member which, int64_t *id, fsdp_error *err)
+static fsdp_status take_settings(const reader *from, fsdp_error *err)
 {
-    if (is_null(from, which))
-        *id = -1;
-    return from->members[which].kind == FSDP_JSON_NUMBER ? take_count(from, which, id, err)
-                                                         : FSDP_OK;
+    static const char *const dropouts[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop",
+                                           "attention_dropout"};
+    fsdp_transformer_config *config = from->config;
+    bool ignored;
+    FSDP_TRY(take_real(from, describe(from, "rms_norm_eps") ? "rms_norm_eps" : "layer_norm_epsilon",
+                       &config->norm_eps, err));
+    FSDP_TRY(take_number(from, "initializer_range", &config->initializer_range, err));
+    FSDP_TRY(take_activation(from, &config->activation, err));
+    FSDP_TRY(take_bool(from, "tie_word_embeddings", &config->is_tied, err));
+    FSDP_TRY(take_bool(from, "attention_bias", &ignored, err)); /* formulas take any number */
+    FSDP_TRY(take_bool(from, "mlp_bias", &ignored, err));
+    if (describe(from, "scale_attn_weights"))
+        FSDP_TRY(take_bool(from, "scale_attn_weights", &config->scales_attention, err));
+    if (describe(from, "scale_attn_by_inverse_layer_idx"))
+        FSDP_TRY(take_bool(from, "scale_attn_by_inverse_layer_idx", &config->scales_by_layer, err));
+    FSDP_TRY(take_token(from, "bos_token_id", &config->bos, err));
+    FSDP_TRY(take_token(from, "eos_token_id", &config->eos, err));
+    for (size_t i = 0; i < sizeof dropouts / sizeof *dropouts; i++) {
+        double rate = 0;
+        config->has_dropout |=
+            fsdp_config_real(&from->values.json, dropouts[i], &rate) && rate != 0;
+    }
+    return FSDP_OK;
 }
 
-static fsdp_status take_members(const reader *from, fsdp_transformer_config *config,
-                                fsdp_error *err)
+static fsdp_status read_all(reader *from, const char *text, size_t size, fsdp_error *err)
 {
-    fsdp_family family;
-    const char *name = from->members[MODEL_TYPE].text;
-    if (from->members[MODEL_TYPE].kind != FSDP_JSON_STRING)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no model_type", from->origin);
-    if (!fsdp_family_find(name, &family))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s': this trainer cannot do model_type '%s'; it can do gpt2, llama, "
-                         "mistral, qwen2",
-                         from->origin, name);
-    fsdp_transformer_config_init(config, family);
-    FSDP_TRY(refuse_others(from, err));
-    FSDP_TRY(family == FSDP_GPT2 ? take_gpt2(from, config, err) : take_llama(from, config, err));
-    FSDP_TRY(take_count(from, VOCAB_SIZE, &config->vocab, err));
-    FSDP_TRY(take_number(from, INITIALIZER_RANGE, &config->initializer_range, err));
-    FSDP_TRY(take_bool(from, TIE_WORD_EMBEDDINGS, &config->is_tied, err));
-    FSDP_TRY(take_token(from, BOS, &config->bos, err));
-    FSDP_TRY(take_token(from, EOS, &config->eos, err));
-    fill_sizes(config);
-    return fsdp_transformer_config_check(config, from->origin, err);
+    fsdp_transformer_config *config = from->config;
+    const fsdp_status st = fsdp_config_read(text, size, from->origin, &from->values, err);
+    if (from->values.json.kind == FSDP_VALUE_DICT) {
+        FSDP_TRY(check_family(from, err));
+        FSDP_TRY(refuse_others(from, err));
+    }
+    FSDP_TRY(st);
+    *config = (fsdp_transformer_config){.initializer_range = 0.02, .scales_attention = true};
+    snprintf(config->model_type, sizeof config->model_type, "%s",
+             from->values.architecture->model_type);
+    FSDP_TRY(take_sizes(from, err));
+    FSDP_TRY(take_settings(from, err));
+    FSDP_TRY(take_windows(from, err));
+    config->form.is_rotary = describe(from, "rope_theta") != NULL;
+    if (config->form.is_rotary)
+        FSDP_TRY(take_rope(from, err));
+    FSDP_TRY(fsdp_transformer_config_check(config, from->origin, err));
+    return fsdp_model_make_form(&from->values, config, err);
 }
 
 fsdp_status fsdp_transformer_config_parse(const char *text, size_t size, const char *origin,
                                           fsdp_transformer_config *config_out, fsdp_error *err)
 {
-    reader *from = fsdp_alloc(1, sizeof *from);
-    if (!from)
-        return fsdp_fail_memory(err, "a model's config");
-    from->origin = origin;
-    from->rope.factor = 1;
-    fsdp_json_init(&from->json, text, size, origin);
-    fsdp_status st = read_members(from, err);
-    if (st == FSDP_OK)
-        st = take_members(from, config_out, err);
-    fsdp_json_release(&from->json);
-    fsdp_free(from);
+    reader from = {.origin = origin, .config = config_out};
+    fsdp_status st = read_all(&from, text, size, err);
+    fsdp_arena_release(&from.values.arena);
     return st;
+}
+
+/* --- families ------------------------------------------------------------------------------------ */
+
+fsdp_status fsdp_transformer_config_init(fsdp_transformer_config *config, const char *model_type,
+                                         fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "{\"model_type\": ");
+    fsdp_text_add_json_string(&text, model_type, strlen(model_type));
+    fsdp_text_addf(&text, "}");
+    fsdp_status st =
+        text.failed ? fsdp_fail_memory(err, "a model's config")
+                    : fsdp_transformer_config_parse(text.data, text.size, model_type, config, err);
+    fsdp_text_release(&text);
+    return st;
+}
+
+/* A description with the line `form` is meant for this room; one that it cannot do yet is left out. */
+void fsdp_transformer_families(const char *separator, fsdp_text *text)
+{
+    fsdp_arena arena = {0};
+    fsdp_transformer_config *config = fsdp_alloc(1, sizeof *config);
+    const fsdp_architecture *model;
+    const size_t begin = text->size;
+    text->failed |= !config;
+    for (size_t i = 0; config; i++) {
+        text->failed |= fsdp_architecture_at(&arena, i, &model, NULL) != FSDP_OK;
+        if (text->failed || !model)
+            break;
+        if (model->form && fsdp_transformer_config_init(config, model->model_type, NULL) == FSDP_OK)
+            fsdp_text_addf(text, "%s%s", text->size > begin ? separator : "", model->model_type);
+    }
+    fsdp_arena_release(&arena);
+    fsdp_free(config);
 }

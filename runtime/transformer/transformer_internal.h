@@ -4,15 +4,20 @@
 
 #include "runtime/transformer/linear_layer.h"
 #include "runtime/transformer/transformer.h"
+#include "statedict/models/formula.h"
 
-typedef struct model_norm { fsdp_param *weight, *bias; } model_norm;   /* bias NULL: RMS */
+typedef struct model_norm {
+    fsdp_param *weight, *bias; /* bias NULL: none */
+    int64_t columns;
+} model_norm;
 
 typedef struct model_block {
     fsdp_unit *unit;
     int64_t number;
     model_norm norm1, norm2;
-    fsdp_linear qkv;           /* three in one; else q, k, v: see the form */
+    fsdp_linear qkv;           /* three in one, or weight NULL: q, k, v */
     fsdp_linear q, k, v, output;
+    model_norm q_norm, k_norm; /* of each head, before rotation; weight NULL: none */
     fsdp_linear gate, up, down;        /* gate.weight NULL: none */
 } model_block;
 
@@ -20,6 +25,7 @@ typedef struct model_block {
 typedef struct block_arrays {
     float *mean1, *inverse1, *normed1;
     float *qkv;                /* q, k, v next to each other in a row (packed), or one after another */
+    float *heads, *heads_inverse;      /* q and k before their norm, one after the other */
     float *attended, *log_sum;
     float *middle;             /* the input plus attention */
     float *mean2, *inverse2, *normed2;
@@ -47,7 +53,7 @@ struct fsdp_transformer {
     float **block_inputs;                      /* layers + 1, each rows x width */
     block_arrays *arrays;                      /* of each layer; with recompute all the same */
     float *last_mean, *last_inverse, *last_normed;
-    float *dx, *dnormed, *dqkv, *dattended, *dactive, *dgate, *dup;
+    float *dx, *dnormed, *dqkv, *dheads, *dattended, *dactive, *dgate, *dup;
     float *logits;                             /* of some rows */
     int64_t logit_rows;
     double *losses;                            /* of rows */
@@ -67,6 +73,49 @@ fsdp_status fsdp_model_take_batch(fsdp_transformer *t, const fsdp_token_batch *b
 /* Room for that many rows, and angles of that many positions. */
 fsdp_status fsdp_model_make_room(fsdp_transformer *t, int64_t rows, int64_t positions, fsdp_error *err);
 void fsdp_model_free_arrays(fsdp_transformer *t);
+
+/* A tensor by its role: its bit (of a layer: in form.parts) and its shape, of weights out x in. */
+typedef struct model_part {
+    uint64_t bit;
+    int ndim;
+    int64_t shape[2];
+} model_part;
+
+/* --- the form (transformer_form.c) --------------------------------------------------------------- */
+
+/* Makes config->form of a config whose sizes are set. FSDP_ERR_USAGE names what this room has no code for. */
+fsdp_status fsdp_model_make_form(const fsdp_config *values, fsdp_transformer_config *config, fsdp_error *err);
+/* Finds the part of a role outside the layers, as fsdp_model_find_part does. */
+bool fsdp_model_find_other(const fsdp_transformer_config *config, const char *role,
+                           model_part *part_out);
+/* Finds the description of the config's family, in the arena (transformer_config.c). */
+fsdp_status fsdp_model_describe(const fsdp_transformer_config *config, fsdp_arena *arena,
+                                const fsdp_architecture **model_out, fsdp_error *err);
+
+/* --- a layer's parts (block.c) ----------------------------------------------------------------- */
+
+/* False: a layer has no use for the role. */
+bool fsdp_model_find_part(const fsdp_transformer_config *config, const char *role, model_part *part_out);
+/* The role of a part without which a layer of these parts cannot be computed; NULL: none is missing. */
+const char *fsdp_model_missing_part(uint64_t parts);
+/* Copies the whole name of a tensor, of `layer` where it has one per layer. */
+void fsdp_model_tensor_name(const fsdp_architecture *model, const char *name, int64_t layer,
+                            char name_out[FSDP_MODEL_NAME]);
+/* Declares the layer's parameters and its unit, in the order of the description. */
+fsdp_status fsdp_model_declare_block(fsdp_transformer *t, const fsdp_architecture *model, model_block *block,
+                                     fsdp_error *err);
+/* Adds a parameter of f32. */
+fsdp_status fsdp_model_add_param(fsdp_transformer *t, const char *name, int ndim, const int64_t *shape,
+                                 fsdp_param **param_out, fsdp_error *err);
+
+fsdp_status fsdp_model_alloc(fsdp_transformer *t, int64_t rows, int64_t columns, float **data_out,
+                             fsdp_error *err);
+fsdp_status fsdp_model_make_block_arrays(fsdp_transformer *t, int64_t rows, block_arrays *arrays,
+                                         fsdp_error *err);
+void fsdp_model_free_block_arrays(fsdp_transformer *t, block_arrays *arrays);
+/* All layers share them. */
+fsdp_status fsdp_model_make_block_grads(fsdp_transformer *t, int64_t rows, fsdp_error *err);
+void fsdp_model_free_block_grads(fsdp_transformer *t);
 
 /* --- random numbers (model_random.c) ------------------------------------------------------------- */
 

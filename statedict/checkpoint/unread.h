@@ -6,7 +6,7 @@
 #include "statedict/sd/names.h"
 
 /* Lists them with their path in the directory, those of its subdirectories too; nothing for a checkpoint that
- * is no directory. The caller releases the names. */
+ * is not a directory. The caller releases the names. */
 fsdp_status fsdp_unread_list(const fsdp_checkpoint *checkpoint, fsdp_name_list *names_out, fsdp_error *err);
 
 #endif

@@ -3,7 +3,7 @@
  * object stores behind FUSE, file systems without a rename that refuses to replace. The files move
  * one by one and the manifest alone commits: no reader accepts a directory without one.
  *
- * A crash leaves a directory without a manifest. It is removed only when a directory beside it
+ * A crash leaves a directory without a manifest. It is removed only when a directory next to it
  * proves where it comes from, since the data of a checkpoint that lost its manifest in another way
  * may still be needed. The proof is, for
  *   publish: the staging directory with the file ".publishing", locked while the publish is at work
@@ -149,7 +149,7 @@ static fsdp_status delete_marked(fsdp_io *io, const char *dir, const char *aside
 
 typedef struct leftover_search {
     fsdp_io *io;
-    bool proven; /* a directory beside DIR proves that DIR is a leftover */
+    bool proven; /* a directory next to DIR proves that DIR is a leftover */
     bool busy;   /* its publish is still at work */
 } leftover_search;
 

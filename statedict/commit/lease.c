@@ -162,7 +162,7 @@ static fsdp_status decode_members(fsdp_json *json, lease_text *lease)
     return members.seen == (1 << KEY_COUNT) - 1 ? fsdp_json_finish(json, NULL) : FSDP_ERR_DAMAGED;
 }
 
-/* False for a text that is no lease. */
+/* False for a text that is not a lease. */
 static bool decode(const char *text, size_t size, lease_text *lease_out)
 {
     fsdp_json json;
@@ -185,7 +185,7 @@ static int64_t age_of_file(fsdp_io *io, const char *path)
 
 /*
  * True for a lease text that a crash during a write in place or a power cut truncated: empty,
- * zeros, or a beginning. Any other text that is no lease belongs to another program or a later
+ * zeros, or a beginning. Any other text that is not a lease belongs to another program or a later
  * version of fsdp, and stays.
  */
 static bool is_torn(const char *text, size_t size)

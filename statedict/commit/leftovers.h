@@ -1,5 +1,5 @@
 /*
- * Staging directories that killed saves and conversions left beside DIR: the next save removes those of dead
+ * Staging directories that killed saves and conversions left next to DIR: the next save removes those of dead
  * processes, and the next conversion may reuse one. See docs/commit.md.
  */
 #ifndef FSDP_LEFTOVERS_H
@@ -20,7 +20,7 @@ void fsdp_leftovers_clear(fsdp_io *io, const char *target, const char *parent, c
 void fsdp_leftovers_discard(fsdp_io *io, const char *staging, const char *target, fsdp_file **marker,
                             fsdp_error *err);
 
-/* Makes a staging directory with its marker beside target. The caller frees the path, NULL on failure. */
+/* Makes a staging directory with its marker next to target. The caller frees the path, NULL on failure. */
 fsdp_status fsdp_staging_make(fsdp_io *io, const char *target, char **path_out, fsdp_file **marker_out,
                               fsdp_error *err);
 

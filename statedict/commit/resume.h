@@ -1,7 +1,7 @@
 /*
  * The file .resume in the staging directory of a conversion: it lets a later conversion continue an
  * interrupted one. A head (the hash of the plan, a unit), then one record of equal size per finished piece,
- * at the place of the piece's number. A record is no proof: before a piece is reused, it is read and its
+ * at the place of the piece's number. A record is not a proof: before a piece is reused, it is read and its
  * hash compared.
  *
  * Everything here is best effort. A piece without a record is written again.
@@ -31,12 +31,12 @@ bool fsdp_resume_get(const fsdp_resume *resume, int64_t number, void *record, si
 void fsdp_resume_put(const fsdp_resume *resume, int64_t number, const void *record, size_t size);
 void fsdp_resume_end(fsdp_resume *resume);
 
-/* Notices: the staging directory that is continued (NULL: the conversion starts anew), and the bytes
+/* Notices: the staging directory that is continued (NULL: the conversion starts again), and the bytes
  * reused. */
 void fsdp_resume_notify(const fsdp_watch *watch, const char *staging);
 void fsdp_resume_notify_kept(const fsdp_watch *watch, int64_t bytes);
 
-/* Bytes that the matching staging directories of dead processes beside `to` hold, .resume not counted: space
+/* Bytes that the matching staging directories of dead processes next to `to` hold, .resume not counted: space
  * that the conversion need not find again. */
 int64_t fsdp_resume_bytes(fsdp_io *io, const char *to, const char *hash);
 

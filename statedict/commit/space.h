@@ -1,4 +1,4 @@
-/* Estimates the size of a checkpoint and checks, before its first byte, that the disk has room for it. */
+/* Estimates the size of a checkpoint and checks, before its first byte, that the disk has space for it. */
 #ifndef FSDP_SPACE_H
 #define FSDP_SPACE_H
 
@@ -10,7 +10,7 @@ typedef struct fsdp_volume {
     fsdp_kind kind;
     int world;
     bool compress, with_view;
-    int64_t more;              /* bytes needed beside it; negative: bytes that exist already */
+    int64_t more;              /* bytes needed next to it; negative: bytes that exist already */
     bool is_exact;             /* the room asked for has no tenth to spare */
 } fsdp_volume;
 

@@ -1,5 +1,5 @@
 /*
- * Digests of files: of the source, where a file beside it has them, before it counts as checked; and of the
+ * Digests of files: of the source, where a file next to it has them, before it counts as checked; and of the
  * result, as sha256sum computes them, for publishing and for programs that know nothing of checkpoints. The
  * files are read several at a time.
  */

@@ -44,7 +44,7 @@ static fsdp_status name_optim(convert_stages *stages, fsdp_checkpoint **from,
                               char text[FSDP_STAGE_TEXT], fsdp_error *err)
 {
     const convert_job *job = stages->job;
-    int64_t *named = &stages->plan->optim_named;
+    (void)text; /* the note on the optimizer's form says it */
     const fsdp_caps source = fsdp_format_from(fsdp_checkpoint_describe(*from)->format)->caps;
     if (!job->format->caps.names_groups || job->opts.select.keep_names ||
         job->opts.select.only == FSDP_ONLY_MODEL || !source.numbered)
@@ -54,10 +54,7 @@ static fsdp_status name_optim(convert_stages *stages, fsdp_checkpoint **from,
                   .model_type = job->model_kind.type[0] ? job->model_kind.type : NULL},
         .keeps_order = source.keeps_order,
         .may_stay = source.keeps_order && !stages->config};
-    FSDP_TRY(fsdp_name_numbered(&opts, from, named, err));
-    snprintf(text, FSDP_STAGE_TEXT, "name %" PRId64 " parameter%s that the optimizer numbers",
-             *named, ending(*named));
-    return FSDP_OK;
+    return fsdp_name_numbered(&opts, from, &stages->plan->optim_named, err);
 }
 
 static fsdp_status merge_adapter(convert_stages *stages, fsdp_checkpoint **from,

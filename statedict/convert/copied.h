@@ -1,7 +1,7 @@
 /*
- * Files that an inference stack needs beside the weights: config.json, the tokenizer, licences. They come
- * from a directory (--copy-from), from beside the weights, or from the checkpoint, where a trainer keeps them
- * as values. A model's further modules (sentence-transformers) are copied with the folders they are in.
+ * Files that an inference stack needs next to the weights: config.json, the tokenizer, licences. They come
+ * from a directory (--copy-from), from next to the weights, or from the checkpoint, where a trainer keeps
+ * them as values. A model's further modules (sentence-transformers) are copied with the folders they are in.
  * docs/formats.md, "Copied files".
  *
  *   open (lists the files, with the checks that reading weights has)  ->  fit (compares them with the result:
@@ -48,7 +48,7 @@ typedef struct fsdp_copies_places {
 fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts, const fsdp_copies_places *places,
                              fsdp_copies *copies, fsdp_error *err);
 
-/* The tensors of the result, beside which the copies lie. */
+/* The tensors of the result, next to which the copies lie. */
 typedef struct fsdp_copies_beside {
     const fsdp_target_entry *entries;
     const bool *is_model;      /* per entry: of the model, not of the optimizer */

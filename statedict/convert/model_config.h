@@ -1,5 +1,5 @@
 /*
- * config.json and similar files beside the weights of a model: reads the members about tensors, and edits
+ * config.json and similar files next to the weights of a model: reads the members about tensors, and edits
  * those that would be wrong for the result. All other bytes of the text stay.
  */
 #ifndef FSDP_MODEL_CONFIG_H
@@ -13,7 +13,8 @@ typedef struct fsdp_model_config {
     int tied;                  /* tie_word_embeddings: 1, 0, or -1: missing */
 } fsdp_model_config;
 
-/* FSDP_ERR_DAMAGED, with the place, for a text that is no JSON object or has one of these members twice. */
+/* FSDP_ERR_DAMAGED, with the place, for a text that is not a JSON object or has one of these members
+ * twice. */
 fsdp_status fsdp_model_config_read(const char *text, size_t size, const char *path,
                                    fsdp_model_config *config_out, fsdp_error *err);
 

@@ -1,5 +1,5 @@
 /*
- * A plan that is read back: its paths and options, which make it anew, and its text, which must be equal
+ * A plan that is read back: its paths and options, which make it again, and its text, which must be equal
  * then. The source's files are compared first, so that an error names the one that changed. See plan_text.h.
  */
 #include "statedict/convert/plan_text.h"

@@ -75,7 +75,7 @@ fsdp_status fsdp_convert_order_open(const char *path, const fsdp_access *access,
                                     fsdp_convert_order **order_out, fsdp_error *err);
 /* FSDP_ERR_DAMAGED names the first of the source's files that is not as the plan has it. */
 fsdp_status fsdp_convert_order_check_files(fsdp_convert_order *order, fsdp_error *err);
-/* FSDP_ERR_DAMAGED when the text of the plan that was made anew is another one. */
+/* FSDP_ERR_DAMAGED when the text of the plan that was made again is another one. */
 fsdp_status fsdp_convert_order_compare(const fsdp_convert_order *order, const fsdp_text *now,
                                        fsdp_error *err);
 void fsdp_convert_order_close(fsdp_convert_order *order);    /* accepts NULL */

@@ -30,7 +30,7 @@ typedef struct mailbox {
 } mailbox;
 
 typedef struct endpoint {
-    pthread_cond_t changed; /* a message for this rank, room for one of its own, or a rank gone */
+    pthread_cond_t changed; /* a message for this rank, memory for one of its own, or a rank gone */
     bool has_left;
     int further; /* groups that it has asked for */
 } endpoint;

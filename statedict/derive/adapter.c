@@ -443,7 +443,7 @@ static fsdp_status find_newest(const adapter_merge *merge, const fsdp_adapter_op
     if (st == FSDP_OK && !*step_out)
         st = fsdp_framework_resolve(io, opts->path, &way, step_out, err);
     if (st == FSDP_ERR_LIMIT || st == FSDP_ERR_DAMAGED || st == FSDP_ERR_REFUSED)
-        return st; /* a pointer to nothing, a link: the run says more than that it is no adapter */
+        return st; /* a pointer to nothing, a link: the run says more than that it is not an adapter */
     if (*step_out)
         FSDP_TRY(has_file(io, *step_out, config_name, &has_config, err));
     return has_config ? FSDP_OK : refuse_directory(merge, opts->path, err);
@@ -478,7 +478,7 @@ static fsdp_status note_config(adapter_merge *merge, const char *dir, fsdp_error
     return st;
 }
 
-/* The adapter's own file: a base model, or the state of an optimizer, may lie beside it. Before PEFT 0.7 it
+/* The adapter's own file: a base model, or the state of an optimizer, may be next to it. Before PEFT 0.7 it
  * was one of torch.save. */
 static fsdp_status open_tensors(adapter_merge *merge, fsdp_io *io, const char *dir, fsdp_error *err)
 {

@@ -41,7 +41,7 @@ typedef struct product_read {
     int64_t rank, columns; /* of a */
 } product_read;
 
-/* Columns of a, of which a and packed have room for so many. */
+/* Columns of a, of which a and packed have capacity for so many. */
 static int64_t columns_within(int64_t rank)
 {
     return rank > MOST_PACKED ? PIECE_FLOATS / rank
@@ -100,7 +100,7 @@ static fsdp_status add(const product_read *read, const float *b, int64_t rows, c
                                     fsdp_dtype_name(dtype));
 }
 
-/* Makes rows of the box, all of its columns or some: those are made beside it and copied. */
+/* Makes rows of the box, all of its columns or some: those are made next to it and copied. */
 static fsdp_status make_rows(const product_read *read, const fsdp_box *box, char *data,
                              const fsdp_box *rows, const float *b, fsdp_error *err)
 {

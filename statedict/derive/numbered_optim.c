@@ -132,7 +132,7 @@ static fsdp_status place_numbers(naming *work, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* "optim.state.3.exp_avg": where "3" begins and ends. False: it is no state of the optimizer. */
+/* "optim.state.3.exp_avg": where "3" begins and ends. False: it is not a state of the optimizer. */
 static bool find_key(const naming *work, const fsdp_entry *entry, size_t *at_out, size_t *end_out)
 {
     *at_out = work->prefix_size + sizeof state_word - 1;

@@ -15,7 +15,7 @@ typedef struct fsdp_numbered_opts {
 } fsdp_numbered_opts;
 
 /*
- * Replaces the checkpoint by one whose optimizer names its parameters, if it numbers them and lies beside a
+ * Replaces the checkpoint by one whose optimizer names its parameters, if it numbers them and is next to a
  * model. *named_out: the number of parameters that got names. The names are those that the groups have
  * (param_names), or follow from the order of the model's parameters in the groups of Trainer, or of those
  * that decay no vector; count and shapes must fit. FSDP_ERR_USAGE: the names cannot be known. After a failure

@@ -150,7 +150,7 @@ static int read_digits(reader *in, int base, int count)
     return value < FSDP_PYTHON_CHARACTERS ? (int)value : FSDP_PYTHON_CHARACTERS;
 }
 
-/* The character of an escape, behind its backslash; the caller has taken those that are none. */
+/* The character of an escape, after its backslash; the caller has taken those that are none. */
 static int read_escaped(reader *in)
 {
     static const char names[] = "afnrtv\\", characters[] = "\a\f\n\r\t\v\\";
@@ -201,7 +201,7 @@ static fsdp_python_set read_member(reader *in, int *c_out)
     return set;
 }
 
-/* Behind "[". */
+/* After "[". */
 static int read_bracket(reader *in)
 {
     node added = {.kind = NODE_SET};
@@ -258,7 +258,7 @@ static int look_ahead(reader *in, fsdp_python_kind kind)
     return add_node(in, added);
 }
 
-/* Behind "(". */
+/* After "(". */
 static int read_group(reader *in)
 {
     int inside;
@@ -291,7 +291,7 @@ static fsdp_python_kind read_place(reader *in)
     return FSDP_PYTHON_END;
 }
 
-/* Behind a backslash. */
+/* After a backslash. */
 static int read_escape(reader *in)
 {
     node added = {.kind = NODE_SET};
@@ -340,7 +340,7 @@ static int64_t read_number(reader *in, int64_t usual)
     return in->at > from ? value : usual;
 }
 
-/* "{m,n}"; any other text behind a brace makes it a character. */
+/* "{m,n}"; any other text after a brace makes it a character. */
 static bool read_braces(reader *in, int64_t *least_out, int64_t *most_out)
 {
     size_t from = in->at;

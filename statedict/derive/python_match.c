@@ -7,7 +7,7 @@
 /* A lookahead runs in a level of its own; python_expression.c refuses one in another. */
 enum { LEVELS = 2, LONGEST = 4096, MOST_STEPS = 20000000 };
 
-/* The states of one character of the text: those of the next one are collected beside them. */
+/* The states of one character of the text: those of the next one are collected next to them. */
 typedef struct match_level {
     uint16_t *now, *next, *stack;
     size_t now_count, next_count;

@@ -10,7 +10,7 @@ typedef enum fsdp_python_kind {
     FSDP_PYTHON_END,           /* of the expression, or of a lookahead */
     FSDP_PYTHON_SET,           /* one character of a set */
     FSDP_PYTHON_SPLIT,         /* `next` or `other` */
-    FSDP_PYTHON_LOOK,          /* goes on when what begins at `other` matches here */
+    FSDP_PYTHON_LOOK,          /* continues when what begins at `other` matches here */
     FSDP_PYTHON_LOOK_NOT,
     FSDP_PYTHON_START,
     FSDP_PYTHON_STOP,          /* the end of the text, or the newline that ends it */

@@ -22,7 +22,7 @@ static bool begins_classes(const char *line)
     return begins(line, "for ") || begins(line, "tied ");
 }
 
-/* True when the line of classes has this one behind its first word. */
+/* True when the line of classes has this one after its first word. */
 static bool lists(const char *line, const char *class_name)
 {
     const char *end = line + strcspn(line, "\n");

@@ -26,7 +26,7 @@ typedef struct fsdp_tied_pair {
 /* Pair `number` of the model; false: it has fewer, or is not tied. */
 bool fsdp_tied_pair_at(const fsdp_tied_model *model, size_t number, fsdp_tied_pair *pair_out);
 
-/* Adds the names that the checkpoint lacks, behind all others, as aliases of those that it has, and to the
+/* Adds the names that the checkpoint lacks, after all others, as aliases of those that it has, and to the
  * list. *checkpoint becomes a derived one, unless none is lacking; it is closed after a failure. */
 fsdp_status fsdp_add_tied_names(const fsdp_tied_model *model, fsdp_checkpoint **checkpoint,
                                 fsdp_name_list *added, fsdp_error *err);

@@ -16,6 +16,7 @@ struct fsdp_expect {
     char *path;
     fsdp_config config; /* of config.json, if it has an architecture */
     int64_t layers, experts;
+    int64_t further;     /* layers after those, which predict further tokens and may be there */
     fsdp_expect_sd from; /* else the other state dict */
 };
 
@@ -203,6 +204,7 @@ static fsdp_status bound(fsdp_expect *expect, fsdp_error *err)
     int64_t each = 0, all;
     FSDP_TRY(fsdp_formula_compute(config, "$layers", 0, &expect->layers, err));
     FSDP_TRY(fsdp_formula_compute(config, "$experts", 0, &expect->experts, err));
+    FSDP_TRY(fsdp_formula_compute(config, "$further", 0, &expect->further, err));
     if (expect->layers < 0 || expect->experts < 0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has a negative number of layers or experts",
                          config->path);
@@ -350,9 +352,12 @@ static fsdp_status compare_one(void *context, const fsdp_expected *expected, fsd
 /* The other state dict may have left out a head that is tied, or layers that predict further tokens. */
 static bool may_be_extra(const comparison *job, const fsdp_entry *entry)
 {
-    const fsdp_expect_sd *from = &job->expect->from;
-    int64_t behind = layer_of(entry->name, entry->name_size) - from->layers;
-    return !job->expect->config.architecture && may_lack(from, entry->name, entry->name_size) &&
+    const fsdp_expect *expect = job->expect;
+    const fsdp_expect_sd *from = &expect->from;
+    int64_t layer = layer_of(entry->name, entry->name_size), behind = layer - from->layers;
+    if (expect->config.architecture)
+        return layer >= expect->layers && layer - expect->layers < expect->further;
+    return may_lack(from, entry->name, entry->name_size) &&
            (behind < 0 || behind < from->further_layers ||
             is_head_name(entry->name, entry->name_size));
 }

@@ -2,7 +2,7 @@
  * Room expect: the tensors that a model has, and whether a checkpoint holds them.
  *
  * In: config.json, or another checkpoint of the same model. Out: the list of tensors (name, shape, whether it
- * may be absent), and the faults of a state dict beside that list: tensors that are missing, extra, or of
+ * may be absent), and the faults of a state dict next to that list: tensors that are missing, extra, or of
  * another shape. Families are described in statedict/models.
  *
  *   expect.c               the list of tensors, and its comparison with a state dict
@@ -36,7 +36,7 @@ typedef struct fsdp_expect_sd {
     const fsdp_sd *sd;
     const char *path;
     bool may_lack_head;        /* an output embedding may be absent, since it is tied */
-    int64_t layers;            /* of the model: tensors of layers behind them, which predict further tokens
+    int64_t layers;            /* of the model: tensors of layers after them, which predict further tokens
                                 * and which transformers' model lacks, may be absent. 0: not known */
     int64_t further_layers;    /* of these; the compared state dict may have them where `sd` has not */
     const struct fsdp_checkpoint *named;   /* further names, whose tensors are not there: its missing entries
@@ -61,7 +61,7 @@ typedef struct fsdp_expected {
 
 typedef enum fsdp_expect_fault {
     FSDP_EXPECT_MISSING, FSDP_EXPECT_EXTRA, FSDP_EXPECT_SHAPE,
-    FSDP_EXPECT_BEYOND         /* extra: of a layer or an expert behind the last one */
+    FSDP_EXPECT_BEYOND         /* extra: of a layer or an expert after the last one */
 } fsdp_expect_fault;
 
 /* Reports one fault. expected: NULL for EXTRA and BEYOND; entry: NULL for MISSING. */

@@ -53,7 +53,7 @@ typedef enum config_number {
 } config_number;
 
 typedef struct number_name {
-    const char *name; /* NULL behind the last */
+    const char *name; /* NULL after the last */
     config_number number;
 } number_name;
 
@@ -252,7 +252,7 @@ static fsdp_status read_config(fsdp_json *json, model_config *config, fsdp_error
 typedef enum window_use { NO_WINDOW, ALWAYS, IF_USED } window_use;
 
 /* Models by model_type: llama.cpp's name, that of the pattern of words of its tokenizer, the activations that
- * llama.cpp computes for it, and whether transformers gives it a sliding window. Behind these are the numbers
+ * llama.cpp computes for it, and whether transformers gives it a sliding window. After these are the numbers
  * that transformers takes where config.json leaves them out, 0 where it takes none: llama.cpp has others, or
  * asks for the key. */
 typedef struct gguf_family {

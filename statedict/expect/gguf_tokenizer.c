@@ -66,7 +66,7 @@ static fsdp_status read_tokenizer(fsdp_gguf_vocab *vocab, const char *text, size
     return st;
 }
 
-/* --- tokens beside tokenizer.model ------------------------------------------------------------ */
+/* --- tokens next to tokenizer.model ------------------------------------------------------------ */
 
 /* added_tokens.json: {"<tool>": 32000, ...} */
 static fsdp_status read_added_list(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_named_values *out,

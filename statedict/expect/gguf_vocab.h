@@ -77,7 +77,7 @@ fsdp_status fsdp_gguf_vocab_pairs(fsdp_gguf_vocab *vocab, const fsdp_gguf_tokens
 fsdp_status fsdp_gguf_take_sentencepiece(fsdp_gguf_vocab *vocab, const char *data, size_t size,
                                          fsdp_error *err);
 /* Takes a token that another file adds to a tokenizer.model, or puts in place of one of its pieces. A token
- * behind the rows of the model is left out, as by llama.cpp's converter. */
+ * after the rows of the model is left out, as by llama.cpp's converter. */
 fsdp_status fsdp_gguf_add_to_sentencepiece(fsdp_gguf_vocab *vocab, int64_t id, const char *text, size_t size,
                                            bool is_special, fsdp_error *err);
 

@@ -130,7 +130,7 @@ static bool may_not_be_zero(const fsdp_entry *entry, const fsdp_entry *tensor)
     return is_matrix(tensor);
 }
 
-/* Elements in a part, and in a part of a row, so many that zeros are no chance. */
+/* Elements in a part, and in a part of a row, so many that zeros are not chance. */
 static bool has_runs(const fsdp_entry *tensor, int64_t count)
 {
     return is_matrix(tensor) && count >= 8 * PARTS;
@@ -342,7 +342,7 @@ static unsigned dead_of(const value_facts *facts, const fsdp_entry *tensor, unsi
     return reads_runs ? without_padding(ALL_PARTS & ~facts->runs, tensor) : 0;
 }
 
-/* The first of the parts, and those behind it. */
+/* The first of the parts, and those after it. */
 static void emit_dead(value_job *job, const fsdp_entry *entry, unsigned dead, int64_t whole,
                       const char *what)
 {

@@ -43,7 +43,7 @@ bool fsdp_is_meta_llama(const fsdp_sd *sd)
 
 /* --- params.json -------------------------------------------------------------------------------- */
 
-/* Anything but a number is no number, which is refused where it counts. */
+/* Anything but a number is not a number, which is refused where it counts. */
 static fsdp_status take_member(fsdp_json *json, int which, meta_params *params, fsdp_error *err)
 {
     fsdp_json_kind kind = fsdp_json_peek(json);

@@ -28,7 +28,7 @@ static bool is_uuid(const char *text)
     return strspn(text, "0123456789abcdef") == UUID_DIGITS && text[UUID_DIGITS] == '\0';
 }
 
-/* The kind of a name by the text behind "step-N": nothing, or one of the suffixes. */
+/* The kind of a name by the text after "step-N": nothing, or one of the suffixes. */
 static fsdp_step_name_kind kind_of_suffix(const char *suffix)
 {
     size_t staging = strlen(FSDP_SUFFIX_STAGING), deleting = strlen(FSDP_SUFFIX_DELETING),
@@ -95,7 +95,7 @@ void fsdp_random_hex(char out[33])
     out[UUID_DIGITS] = '\0';
 }
 
-/* --- names beside a checkpoint ---------------------------------------------------------------- */
+/* --- names next to a checkpoint ---------------------------------------------------------------- */
 
 fsdp_status fsdp_beside_name(const char *dir, const char *suffix, char **path_out, fsdp_error *err)
 {
@@ -128,7 +128,7 @@ static fsdp_status split(const char *dir, char *path, char **parent_out, fsdp_er
     return *parent_out ? FSDP_OK : fsdp_fail_memory(err, dir);
 }
 
-/* Every suffix must fit behind the name of DIR, or an overwrite could not set DIR aside. */
+/* Every suffix must fit after the name of DIR, or an overwrite could not set DIR aside. */
 fsdp_status fsdp_name_check_room(const char *dir, fsdp_error *err)
 {
     enum { MOST = NAME_MAX - (int)(sizeof FSDP_SUFFIX_DELETING - 1) - UUID_DIGITS };

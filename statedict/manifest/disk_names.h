@@ -1,4 +1,4 @@
-/* Names on the disk: steps of a run, and directories beside a checkpoint while it is written or deleted.
+/* Names on the disk: steps of a run, and directories next to a checkpoint while it is written or deleted.
  * docs/commit.md has the grammar. */
 #ifndef FSDP_DISK_NAMES_H
 #define FSDP_DISK_NAMES_H
@@ -32,7 +32,7 @@ fsdp_step_name_kind fsdp_step_parse(const char *name, int64_t *step_out);
 fsdp_status fsdp_beside_name(const char *dir, const char *suffix, char **path_out, fsdp_error *err);
 /* True for the name of a staging directory. */
 bool fsdp_dir_is_staging(const char *dir);
-/* FSDP_ERR_USAGE when DIR's name has no room for the longest suffix. */
+/* FSDP_ERR_USAGE when DIR's name has no space for the longest suffix. */
 fsdp_status fsdp_name_check_room(const char *dir, fsdp_error *err);
 /* True for the name of a step of a run. `target` is a result of fsdp_path_split, so that no memory is needed:
  * a failed allocation must not turn a step into another name. */

@@ -89,7 +89,7 @@ fsdp_status fsdp_map_apply(const fsdp_map *map, bool from_right, const fsdp_map_
 typedef struct fsdp_builtin_map {
     const char *name;
     const char *layouts[2];    /* of the left and of the right side */
-    const char *types;         /* "llama mistral"; "": any */
+    const char *types;         /* "llama mistral", whose descriptions name the map; "": any */
     const char *text;
 } fsdp_builtin_map;
 

@@ -154,7 +154,7 @@ static fsdp_status number_values(map_run *run, int number, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Bindings and the length of the list behind step `number`. */
+/* Bindings and the length of the list after step `number`. */
 static fsdp_status follow_step(map_run *run, int number, fsdp_error *err)
 {
     const map_step *step = &run->steps[number];

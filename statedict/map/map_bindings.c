@@ -83,7 +83,7 @@ static size_t lower_bound(const binding_list *keys, const map_binding *key)
     return low;
 }
 
-/* The place of number 0 beside the key. */
+/* The place of number 0 next to the key. */
 static size_t first_place(const binding_list *keys, const map_step *step, map_binding key)
 {
     for (int i = MAP_VARIABLES - step->counted_count; i < MAP_VARIABLES; i++)

@@ -1,5 +1,5 @@
 /* The built-in maps: the texts of builtin/, which CMake puts into map_texts.h. See map.h. */
-#include "statedict/map/map.h"
+#include "statedict/map/map_rules.h"
 
 #include "statedict/map/map_texts.h"
 
@@ -17,7 +17,9 @@ fsdp_status fsdp_map_builtin(const char *name, fsdp_map **map_out, fsdp_error *e
     for (size_t i = 0; (map = fsdp_map_builtin_at(i)) != NULL; i++) {
         if (strcmp(map->name, name) == 0) {
             fsdp_text_release(&names);
-            return fsdp_map_parse(map->text, strlen(map->text), name, map_out, err);
+            FSDP_TRY(fsdp_map_parse(map->text, strlen(map->text), name, map_out, err));
+            (*map_out)->types = map->types[0] ? map->types : NULL;
+            return FSDP_OK;
         }
         fsdp_text_addf(&names, "%s%s", i > 0 ? ", " : "", map->name);
     }

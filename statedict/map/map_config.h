@@ -4,8 +4,8 @@
 
 #include "statedict/map/map.h"
 
-/* The text of Meta's params.json beside the checkpoint, or where the user names a map the config.json that it
- * gives. The caller frees it and its path; both are NULL when there is none. */
+/* The text of Meta's params.json next to the checkpoint, or where the user names a map the config.json
+ * that it gives. The caller frees it and its path; both are NULL when there is none. */
 char *map_find_params(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint, size_t *size_out,
                       char **path_out);
 

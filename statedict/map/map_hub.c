@@ -24,7 +24,7 @@ static const char *next_of(const char *line)
     return *end ? end + 1 : end;
 }
 
-/* True when the line begins with the word, and has the class behind it. */
+/* True when the line begins with the word, and has the class after it. */
 static bool lists(const char *line, const char *word, const char *class_name)
 {
     size_t size = strlen(class_name), begin = strlen(word);

@@ -1,6 +1,6 @@
 /*
  * Names with variables: "model.layers.{layer}.mlp.{part:gate|up}_proj.weight". A variable stands for a number
- * without leading zeros, or for one of the words behind its colon. See map.h.
+ * without leading zeros, or for one of the words after its colon. See map.h.
  */
 #include "statedict/map/map_rules.h"
 
@@ -31,7 +31,7 @@ static const char *find_words(const map_variables *variables, int variable)
     return NULL;
 }
 
-/* Reads "{name}" or "{name:word|word}" at `text`; *end_out is behind it. */
+/* Reads "{name}" or "{name:word|word}" at `text`; *end_out is after it. */
 static const char *read_variable(fsdp_arena *arena, const char *text, map_variables *variables,
                                  map_piece *piece, const char **end_out)
 {

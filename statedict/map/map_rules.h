@@ -95,7 +95,7 @@ enum { MAP_COUNTED = 4, MAP_RULES = 4096 };
 
 typedef enum map_verb {
     MAP_STACK, MAP_UNSTACK,    /* dim, variable: tensors of a number each become rows of a new dim */
-    MAP_GATHER, MAP_SCATTER,   /* dim, variable, parts: they lie one behind the other in the dim */
+    MAP_GATHER, MAP_SCATTER,   /* dim, variable, parts: they lie one after the other in the dim */
     MAP_CONCAT, MAP_SPLIT,     /* dim, sizes, or none: equal ones: the tensors of the list */
     MAP_FLATTEN, MAP_UNFLATTEN,        /* dim, sizes; "_" is what the others leave */
     MAP_PAD, MAP_UNPAD,        /* dim, size, size with padding */

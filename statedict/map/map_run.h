@@ -26,7 +26,7 @@ typedef struct map_run {
     int from_count, to_count;
     bool to_right;
     map_step steps[MAP_STEPS]; /* in the order of this direction */
-    int lists[MAP_STEPS + 1];  /* tensors in the list before each step, and behind the last */
+    int lists[MAP_STEPS + 1];  /* tensors in the list before each step, and after the last */
     binding_list bindings[MAP_STEPS + 1]; /* likewise */
     binding_list counted[MAP_STEPS]; /* of a step with counted variables: the keys of its bindings */
     bool counts_all[MAP_STEPS];      /* they are those of a line "numbered" */
@@ -53,7 +53,7 @@ bool map_counted_find(const binding_list *keys, const map_step *step, int64_t nu
 
 /* The step that undoes it. */
 map_step map_step_inverse(const map_step *step);
-/* Tensor `list` of the list behind step `number` of the rule; 0: before the first step. */
+/* Tensor `list` of the list after step `number` of the rule; 0: before the first step. */
 fsdp_status map_make(map_run *run, int number, int list, const map_binding *binding,
                      const fsdp_derived **out, fsdp_error *err);
 /* The tensors that step `number`, which takes rows or parts, makes of one. */

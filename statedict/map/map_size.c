@@ -68,7 +68,7 @@ static bool stored_number(const fsdp_sd *sd, const char *name, size_t size, int6
     return true;
 }
 
-/* A whole number, or true as 1, of an object of config.json. Other members are none of ours. */
+/* A whole number, or true as 1, of an object of config.json. Other members are not ours. */
 static fsdp_status config_member(fsdp_json *json, const char *name, size_t size, bool *found,
                                  int64_t *value_out, fsdp_error *err)
 {

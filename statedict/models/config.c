@@ -3,8 +3,6 @@
 
 #include "base/data/json.h"
 #include "base/text.h"
-#include "formats/frameworks.h"
-#include "formats/source.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -93,7 +91,18 @@ static fsdp_status parse_list(config_parser *parser, bool is_object, fsdp_value 
 /* All but whole numbers of 64 bits are floats. */
 static fsdp_status parse_number(config_parser *parser, fsdp_value *out, fsdp_error *err)
 {
+    /* Python's spellings, as in time_step_limit of Mamba */
+    static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
+    static const double numbers[] = {NAN, INFINITY, -INFINITY};
     const char *at = parser->json.at;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        size_t size = strlen(words[i]);
+        if ((size_t)(parser->json.end - at) >= size && memcmp(at, words[i], size) == 0) {
+            *out = fsdp_value_f64(numbers[i]);
+            parser->json.at += size;
+            return FSDP_OK;
+        }
+    }
     out->kind = FSDP_VALUE_I64;
     if (fsdp_json_i64(&parser->json, &out->as.i64, NULL) == FSDP_OK)
         return FSDP_OK;
@@ -133,6 +142,30 @@ static int compare_keys(const void *a, const void *b)
     return order ? order : (n > m) - (n < m);
 }
 
+/* Fails at the value of a member that comes for the `occurrence`-th time: the text is read again up to it. */
+static fsdp_status fail_at(const fsdp_json *whole, const fsdp_value *key, int occurrence,
+                           const char *what, fsdp_error *err)
+{
+    fsdp_json json;
+    const char *name;
+    size_t size;
+    bool more = true;
+    fsdp_json_init(&json, whole->text, (size_t)(whole->end - whole->text), whole->name);
+    fsdp_status st = fsdp_json_enter_object(&json, NULL);
+    while (st == FSDP_OK && more) {
+        st = fsdp_json_next_key(&json, &name, &size, &more, NULL);
+        if (st == FSDP_OK && more && size == key->as.bytes.size &&
+            memcmp(name, key->as.bytes.data, size) == 0 && --occurrence == 0)
+            break;
+        if (st == FSDP_OK && more)
+            st = fsdp_json_skip(&json, NULL);
+    }
+    (void)fsdp_json_peek(&json); /* to the value */
+    st = fsdp_json_fail(&json, err, what, key->as.bytes.data);
+    fsdp_json_release(&json);
+    return st;
+}
+
 /* A member that comes twice has two values, and nothing says which one counts. */
 static fsdp_status check_keys(config_parser *parser, const fsdp_value *config, fsdp_error *err)
 {
@@ -145,8 +178,7 @@ static fsdp_status check_keys(config_parser *parser, const fsdp_value *config, f
     qsort(keys, count, sizeof *keys, compare_keys);
     for (size_t i = 1; i < count; i++)
         if (compare_keys(&keys[i - 1], &keys[i]) == 0)
-            return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' has the member '%.80s' twice",
-                             parser->json.name, keys[i]->as.bytes.data);
+            return fail_at(&parser->json, keys[i], 2, "the key '%.80s' appears twice", err);
     return FSDP_OK;
 }
 
@@ -169,15 +201,22 @@ fsdp_status fsdp_config_parse(fsdp_arena *arena, const char *text, size_t size, 
 
 /* --- members -------------------------------------------------------------------------------------- */
 
-const fsdp_value *fsdp_config_at(const fsdp_value *object, const char *name)
+/* Finds a member that may be null. */
+static const fsdp_value *find_member(const fsdp_value *object, const char *name)
 {
     for (size_t i = 0; object && object->kind == FSDP_VALUE_DICT && i < object->as.list.count;
          i += 2) {
         const fsdp_value *key = &object->as.list.items[i];
         if (fsdp_bytes_are(key->as.bytes.data, key->as.bytes.size, name))
-            return key[1].kind == FSDP_VALUE_NULL ? NULL : &key[1];
+            return &key[1];
     }
     return NULL;
+}
+
+const fsdp_value *fsdp_config_at(const fsdp_value *object, const char *name)
+{
+    const fsdp_value *found = find_member(object, name);
+    return found && found->kind != FSDP_VALUE_NULL ? found : NULL;
 }
 
 /* False, and nothing is copied, when the value is NULL or no number. */
@@ -279,6 +318,16 @@ fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path
 
 /* --- numbers of formulas -------------------------------------------------------------------------- */
 
+static fsdp_status fail_whole(const fsdp_config *config, const char *name, fsdp_error *err)
+{
+    fsdp_value key = {.kind = FSDP_VALUE_STRING};
+    key.as.bytes.data = (char *)(uintptr_t)name;
+    key.as.bytes.size = strlen(name);
+    const fsdp_json whole = {
+        .text = config->text, .end = config->text + config->size, .name = config->path};
+    return fail_at(&whole, &key, 1, "'%.80s' is no whole number of 64 bits", err);
+}
+
 /* 8, and 8.0, which a program wrote that computed it. */
 static fsdp_status take_whole(const fsdp_config *config, const fsdp_value *json,
                               fsdp_config_value *value, fsdp_error *err)
@@ -290,8 +339,7 @@ static fsdp_status take_whole(const fsdp_config *config, const fsdp_value *json,
              json->as.f64 == floor(json->as.f64))
         value->number = (int64_t)json->as.f64;
     else
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': '%s' is no whole number of 64 bits",
-                         config->path, value->name);
+        return fail_whole(config, value->name, err);
     return FSDP_OK;
 }
 
@@ -336,11 +384,15 @@ static fsdp_status take_values(fsdp_config *config, fsdp_error *err)
     for (size_t i = 0; i < model->member_count; i++) {
         const fsdp_config_member *member = &model->members[i];
         bool is_whole = member->kind == FSDP_MEMBER_WHOLE && member->name[0] != '$';
-        const fsdp_value *json = is_whole ? fsdp_config_at(&config->json, member->name) : NULL;
+        const fsdp_value *json = is_whole ? find_member(&config->json, member->name) : NULL;
         fsdp_config_value *value = &config->values[config->count++];
         value->name = member->name;
-        if (json)
+        if (json && json->kind != FSDP_VALUE_NULL) {
             FSDP_TRY(take_value(config, json, value, err));
+        } else if (json && member->null) {
+            value->number = strtoll(member->null, NULL, 10);
+            value->is_there = true;
+        }
     }
     return FSDP_OK;
 }
@@ -404,7 +456,7 @@ fsdp_status fsdp_config_read(const char *text, size_t size, const char *path, fs
                              fsdp_error *err)
 {
     fsdp_model_kind kind = {0};
-    *config = (fsdp_config){.path = path};
+    *config = (fsdp_config){.path = path, .text = text, .size = size};
     FSDP_TRY(fsdp_config_parse(&config->arena, text, size, path, &config->json, err));
     FSDP_TRY(read_kind(&config->arena, &config->json, &kind, &config->architecture, err));
     if (!config->architecture || config->architecture->row_count == 0 || kind.is_quantized)
@@ -414,53 +466,4 @@ fsdp_status fsdp_config_read(const char *text, size_t size, const char *path, fs
     config->is_class_known = has_class(config);
     config->any_class = !config->is_class_known;
     return FSDP_OK;
-}
-
-/* --- the file ------------------------------------------------------------------------------------- */
-
-/* The path of a file in the directory, or where dir is NULL in the one that holds the checkpoint's
- * configuration. */
-static char *locate(fsdp_io *io, const char *dir, const char *path, const char *name)
-{
-    char *beside = NULL;
-    if (!dir && fsdp_framework_config(io, path, &beside, NULL) == FSDP_OK)
-        dir = beside;
-    char *file = dir ? fsdp_path_join(dir, name) : NULL;
-    fsdp_free(beside);
-    return file;
-}
-
-/* Takes the path. */
-static char *read_located(fsdp_io *io, char *file, size_t *size_out, char **path_out,
-                          fsdp_error *err)
-{
-    char *text = NULL;
-    if (file)
-        (void)fsdp_source_read_file(io, file, FSDP_CONFIG_BYTES, &text, size_out, err);
-    *path_out = text ? file : NULL;
-    if (!text)
-        fsdp_free(file);
-    return text;
-}
-
-char *fsdp_config_find(fsdp_io *io, const char *dir, const char *path, size_t *size_out,
-                       char **path_out, fsdp_error *err)
-{
-    return read_located(io, locate(io, dir, path, "config.json"), size_out, path_out, err);
-}
-
-char *fsdp_params_find(fsdp_io *io, const char *path, size_t *size_out, char **path_out)
-{
-    return read_located(io, locate(io, NULL, path, "params.json"), size_out, path_out, NULL);
-}
-
-void fsdp_model_kind_find(fsdp_io *io, const char *dir, const char *path, fsdp_model_kind *kind)
-{
-    size_t size;
-    char *found, *text = fsdp_config_find(io, dir, path, &size, &found, NULL);
-    *kind = (fsdp_model_kind){0};
-    if (text && fsdp_model_kind_read(text, size, "config.json", kind, NULL) != FSDP_OK)
-        *kind = (fsdp_model_kind){0};
-    fsdp_free(found);
-    fsdp_free(text);
 }

@@ -38,8 +38,8 @@ typedef struct fsdp_model_kind {
 fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path, fsdp_model_kind *kind_out,
                                  fsdp_error *err);
 
-/* Fills in config, whose description is that of the model's type, and borrows path; release its arena also
- * after a failure. FSDP_ERR_USAGE when no description has the type, or when it has no tensors. */
+/* Fills in config, whose description is that of the model's type; borrows text and path. Release its arena
+ * after a failure, too. FSDP_ERR_USAGE when no description has the type, or when it has no tensors. */
 fsdp_status fsdp_config_read(const char *text, size_t size, const char *path, fsdp_config *config,
                              fsdp_error *err);
 /* Computes a member, or its default, of whatever kind but a word. */

@@ -11,7 +11,7 @@ typedef struct formula {
     const fsdp_config *config;
     const char *at;
     int64_t layer;
-    bool skips; /* behind a condition that decided: values do not count, and may make no sense */
+    bool skips; /* after a condition that decided: values do not count, and may make no sense */
 } formula;
 
 static fsdp_status either(formula *f, int64_t *out, fsdp_error *err);

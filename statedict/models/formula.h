@@ -25,7 +25,8 @@ typedef struct fsdp_config_value {
 typedef struct fsdp_config {
     const fsdp_architecture *architecture;     /* its description */
     fsdp_value json;           /* all of it, in the arena */
-    const char *path;          /* for messages */
+    const char *text, *path;   /* for messages */
+    size_t size;               /* of the text */
     fsdp_arena arena;
     char class_name[128];      /* the first of "architectures"; "" when there is none */
     bool is_class_known;       /* the description has the class; otherwise its heads are not known */
@@ -39,7 +40,7 @@ void fsdp_formula_sort(fsdp_config_value *list);
 /* FSDP_ERR_USAGE names a member that makes no sense. */
 fsdp_status fsdp_formula_compute(const fsdp_config *config, const char *formula, int64_t layer,
                                  int64_t *value_out, fsdp_error *err);
-/* Computes one dim of "A, B, C" and moves *shape_at behind it; *shape_at becomes NULL behind the last. */
+/* Computes one dim of "A, B, C" and moves *shape_at after it; *shape_at becomes NULL after the last. */
 fsdp_status fsdp_formula_next_dim(const fsdp_config *config, const char **shape_at, int64_t layer,
                                   int64_t *value_out, fsdp_error *err);
 /* True when the formula names a class (in quotes) that the model has. */

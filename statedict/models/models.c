@@ -74,6 +74,31 @@ static char *take_rest(model_lines *lines)
     return rest;
 }
 
+/* Finds a word after a space, which ends at a space or with the text. */
+static char *find_word(char *text, const char *word)
+{
+    size_t size = strlen(word);
+    for (char *at = strchr(text, ' '); at; at = strchr(at + 1, ' '))
+        if (strncmp(at + 1, word, size) == 0 && (at[1 + size] == ' ' || at[1 + size] == '\0'))
+            return at;
+    return NULL;
+}
+
+/* The text up to the next of these words, which becomes the line's rest. */
+static const char *take_clause(model_lines *lines)
+{
+    static const char *const words[] = {"as", "when", "may-lack", "spelling", "null"};
+    char *clause = lines->at + strspn(lines->at, " "), *end = clause + strlen(clause);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        char *found = find_word(clause, words[i]);
+        end = found && found < end ? found : end;
+    }
+    lines->at = end;
+    if (*end)
+        *lines->at++ = '\0';
+    return clause;
+}
+
 /* The name of a tensor below the prefix of `in`. */
 static fsdp_status take_name(model_lines *lines, const char **name_out, fsdp_error *err)
 {
@@ -93,15 +118,19 @@ static fsdp_status take_name(model_lines *lines, const char **name_out, fsdp_err
 static fsdp_status read_member(model_lines *lines, fsdp_member_kind kind, fsdp_error *err)
 {
     model_reader *reader = lines->reader;
-    const char *name = take_word(lines), *sign = take_word(lines), *otherwise = take_rest(lines);
+    const char *name = take_word(lines), *sign = take_word(lines), *otherwise = take_clause(lines);
+    const char *word = take_word(lines), *null = take_word(lines);
     size_t at = 0;
     while (at < reader->model->member_count && strcmp(reader->members[at].name, name) != 0)
         at++;
-    if (!*name || (*sign && (strcmp(sign, "=") != 0 || !*otherwise)))
-        return fail(lines, "a member is NAME, or NAME = DEFAULT", NULL, err);
+    if (!*name || (*sign && (strcmp(sign, "=") != 0 || !*otherwise)) ||
+        (*word && (strcmp(word, "null") != 0 || !*null)))
+        return fail(lines, "a member is NAME, NAME = DEFAULT, or NAME = DEFAULT null NUMBER", NULL,
+                    err);
     if (at == MEMBERS_MOST)
         return fail(lines, "there are too many members", NULL, err);
-    reader->members[at] = (fsdp_config_member){name, *sign ? otherwise : NULL, kind};
+    reader->members[at] =
+        (fsdp_config_member){name, *sign ? otherwise : NULL, *word ? null : NULL, kind};
     reader->model->member_count += at == reader->model->member_count;
     return FSDP_OK;
 }
@@ -164,21 +193,6 @@ static fsdp_status read_window(model_lines *lines, fsdp_error *err)
 }
 
 /* --- tensors -------------------------------------------------------------------------------------- */
-
-/* The text up to the next of these words, which becomes the line's rest. */
-static const char *take_clause(model_lines *lines)
-{
-    static const char *const words[] = {" as ", " when ", " may-lack ", " spelling "};
-    char *clause = lines->at + strspn(lines->at, " "), *end = clause + strlen(clause);
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        char *found = strstr(clause, words[i]);
-        end = found && found < end ? found : end;
-    }
-    lines->at = end;
-    if (*end)
-        *lines->at++ = '\0';
-    return clause;
-}
 
 /* NAME [SHAPE] as ROLE when FORMULA may-lack FORMULA spelling N */
 static fsdp_status read_row(model_lines *lines, fsdp_tensor_row *row, fsdp_error *err)
@@ -263,11 +277,12 @@ static fsdp_status read_without(model_lines *lines, fsdp_error *err)
 static fsdp_status read_text(model_reader *reader, const char *name, const char *text,
                              fsdp_error *err);
 
-/* Its own file has to say that llama.cpp has a model. */
+/* Its own file has to say the class, what it computes, and that llama.cpp has it. */
 static fsdp_status read_like(model_lines *lines, fsdp_error *err)
 {
     model_reader *reader = lines->reader;
     const char *name = take_word(lines);
+    const fsdp_architecture own = *reader->model;
     size_t i = 0;
     while (i < TEXTS && strcmp(model_texts[i].name, name) != 0)
         i++;
@@ -278,7 +293,8 @@ static fsdp_status read_like(model_lines *lines, fsdp_error *err)
     reader->depth--;
     lines->inherited = reader->model->row_count;
     reader->model->gguf.architecture = NULL;
-    reader->model->class_name = NULL;
+    reader->model->class_name = own.class_name;
+    reader->model->form = own.form;
     return FSDP_OK;
 }
 
@@ -286,10 +302,12 @@ static fsdp_status read_line(model_lines *lines, fsdp_error *err)
 {
     fsdp_architecture *model = lines->reader->model;
     const char *word = take_word(lines);
-    if (strcmp(word, "type") == 0)
-        take_rest(lines); /* texts.cmake lists them */
+    if (strcmp(word, "type") == 0 || strcmp(word, "maps") == 0)
+        take_rest(lines); /* texts.cmake, map/texts.cmake list them */
     else if (strcmp(word, "class") == 0)
         model->class_name = take_word(lines);
+    else if (strcmp(word, "form") == 0)
+        model->form = take_rest(lines);
     else if (strcmp(word, "like") == 0)
         FSDP_TRY(read_like(lines, err));
     else if (strcmp(word, "bases") == 0)

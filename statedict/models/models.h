@@ -5,9 +5,10 @@
  * config.json with their defaults, the tensors with shapes, conditions and roles, and what llama.cpp calls
  * all that. No other file of the project lists families: a new one is a new text.
  *
- *   models.c    finds a description and reads its text
- *   config.c    config.json, read once: its members, as numbers for formulas
- *   formula.c   "2 * intermediate_size", "layer in mlp_only_layers": shapes and conditions
+ *   models.c        finds a description and reads its text
+ *   config.c        config.json, read once: its members, as numbers for formulas
+ *   config_file.c   finds config.json next to a checkpoint
+ *   formula.c       "2 * intermediate_size", "layer in mlp_only_layers": shapes and conditions
  *
  * In: a model_type, or the text of a config.json, which may be hostile. Out: structs in an arena of the
  * caller. Callers: rooms of statedict above this one, and runtime/transformer, which declares its parameters
@@ -21,7 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* A member of config.json; where it is absent or null, `otherwise` counts. Members whose name begins with '$'
+/* A member of config.json; where it is absent, `otherwise` counts. Members whose name begins with '$'
  * are names for formulas only. */
 typedef enum fsdp_member_kind {
     FSDP_MEMBER_WHOLE,         /* a whole number, a boolean, or the count of a list or object */
@@ -31,6 +32,7 @@ typedef enum fsdp_member_kind {
 typedef struct fsdp_config_member {
     const char *name;
     const char *otherwise;     /* a formula, a number, a word; NULL: no default */
+    const char *null;          /* the whole number that null means; NULL: null is as absent */
     fsdp_member_kind kind;
 } fsdp_config_member;
 
@@ -68,6 +70,8 @@ typedef struct fsdp_architecture {
     const char *const *bases;  /* "model.", "": prefixes of the model without its head; the usual one first */
     size_t base_count;
     int spellings;
+    const char *form;          /* what the trainer computes and tensors and members do not tell, in the words
+                                * of docs/models.md; NULL: nobody has said it */
     const fsdp_config_member *members;
     size_t member_count;
     const fsdp_tensor_row *rows;   /* none: only bases are known, and its tensors are not checked */

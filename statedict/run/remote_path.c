@@ -1,4 +1,4 @@
-/* Advice about names that are no paths: see remote_path.h. */
+/* Advice about names that are not paths: see remote_path.h. */
 #include "statedict/run/remote_path.h"
 
 #include "base/core/mem.h"

@@ -101,7 +101,7 @@ static void notice_names(const fsdp_watch *watch, const fsdp_name_list *names, c
         fsdp_notice(watch, "%s: '%s'", what, names->items[i]);
 }
 
-/* The text of an error has room for a few names; the report and the notices have all of them. */
+/* The text of an error has capacity for a few names; the report and the notices have all of them. */
 static void point_at_names(const fsdp_load_opts *opts, fsdp_text *text)
 {
     if (opts->report && opts->watch.notice)

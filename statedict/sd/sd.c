@@ -529,7 +529,7 @@ fsdp_status fsdp_sd_set_path(fsdp_sd *sd, size_t index, const int32_t *path, siz
 
 /*
  * Page-aligned when large. The kernel copies between a file's page and memory at a third of its
- * speed when one lies a few bytes behind the other within their pages, as malloc's headers have it.
+ * speed when one lies a few bytes after the other within their pages, as malloc's headers have it.
  */
 enum { LARGE_BYTES = 64 << 10, LARGE_ALIGNMENT = 4096, SMALL_ALIGNMENT = 64 };
 

@@ -29,7 +29,7 @@ void fsdp_excess_release(fsdp_excess *excess)
     fsdp_free(excess->groups);
 }
 
-/* The part of the argument behind `begin`, NULL when it begins otherwise. */
+/* The part of the argument after `begin`, NULL when it begins otherwise. */
 static const char *behind(const char *drop, const char *begin)
 {
     return strncmp(drop, begin, strlen(begin)) == 0 ? drop + strlen(begin) : NULL;

@@ -3,6 +3,7 @@
 
 #include "base/core/mem.h"
 #include "base/data/name_path.h"
+#include "statedict/models/models.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -250,28 +251,6 @@ static void find_root(fsdp_parts *parts)
         descend_within(parts);
 }
 
-/* The element with which transformers begins the names of a model, by its config.json; NULL: not known. */
-static const char *first_element(const char *model_type)
-{
-    static const char *const types[][2] = {{"gpt2", "transformer."},   {"gpt_neo", "transformer."},
-                                           {"gptj", "transformer."},   {"bloom", "transformer."},
-                                           {"falcon", "transformer."}, {"mpt", "transformer."},
-                                           {"llama", "model."},        {"mistral", "model."},
-                                           {"mixtral", "model."},      {"qwen2", "model."},
-                                           {"qwen2_moe", "model."},    {"qwen3", "model."},
-                                           {"qwen3_moe", "model."},    {"gemma", "model."},
-                                           {"gemma2", "model."},       {"phi", "model."},
-                                           {"phi3", "model."},         {"olmo", "model."},
-                                           {"olmo2", "model."},        {"starcoder2", "model."},
-                                           {"stablelm", "model."},     {"deepseek_v2", "model."},
-                                           {"deepseek_v3", "model."},  {"granite", "model."},
-                                           {"cohere", "model."},       {"opt", "model."}};
-    for (size_t i = 0; model_type && i < sizeof types / sizeof *types; i++)
-        if (strcmp(types[i][0], model_type) == 0)
-            return types[i][1];
-    return NULL;
-}
-
 /*
  * "model." in a native checkpoint is the key above the model, or part of the model's own names, as in
  * "model.layers.0" of Llama and "model.transformer.wte" of OLMo. It is the key, which is stripped, only when
@@ -280,9 +259,8 @@ static const char *first_element(const char *model_type)
  *   - "lm_head." follows it, which transformers puts below no "model.";
  *   - the element follows it that transformers puts first in the names of config.json's model_type.
  */
-static bool is_root_sure(const fsdp_parts *parts)
+static bool is_root_sure(const fsdp_parts *parts, const char *first)
 {
-    const char *first = first_element(parts->known.model_type);
     bool is_sure = false;
     if (parts->known.paths)
         return true;
@@ -341,9 +319,17 @@ fsdp_status fsdp_parts_find(const fsdp_sd *sd, fsdp_names_known known, const cha
     if (part)
         return take_part(parts_out, part, err);
     find_root(parts_out);
-    if (parts_out->root_size > 0 && !is_root_sure(parts_out))
+    if (parts_out->root_size == 0)
+        return FSDP_OK;
+    const fsdp_architecture *model = NULL;
+    const char *type = known.model_type ? known.model_type : "";
+    fsdp_arena arena = {0};
+    fsdp_status st = fsdp_architecture_find(&arena, type, strlen(type), &model, err);
+    if (st == FSDP_OK &&
+        !is_root_sure(parts_out, model && model->bases[0][0] ? model->bases[0] : NULL))
         parts_out->root_size = 0;
-    return FSDP_OK;
+    fsdp_arena_release(&arena);
+    return st;
 }
 
 /* --- rules that strip --------------------------------------------------------------------------- */

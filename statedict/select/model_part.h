@@ -15,7 +15,7 @@
 typedef enum fsdp_part_kind {
     FSDP_PART_MODEL,
     FSDP_PART_OPTIM,
-    FSDP_PART_WEIGHTS,         /* weights beside the model: ema */
+    FSDP_PART_WEIGHTS,         /* weights next to the model: ema */
     FSDP_PART_STATE            /* of a trainer: schedulers, loaders, generators, metrics */
 } fsdp_part_kind;
 
@@ -23,7 +23,7 @@ typedef enum fsdp_part_kind {
 typedef struct fsdp_names_known {
     bool paths;                /* entries without a path are nested by default, as other programs nest them */
     bool only_tensors;         /* the model has no values: those that are there are the trainer's */
-    const char *model_type;    /* of the config.json beside the weights; NULL: none */
+    const char *model_type;    /* of the config.json next to the weights; NULL: none */
 } fsdp_names_known;
 
 typedef struct fsdp_parts {
@@ -40,8 +40,8 @@ fsdp_status fsdp_parts_find(const fsdp_sd *sd, fsdp_names_known known, const cha
 
 fsdp_part_kind fsdp_part_of(const fsdp_parts *parts, const fsdp_entry *entry);
 
-/* The text under which people know the part of an entry: its first element, or the one behind "app"
- * or behind the keys that it shares with the model. */
+/* The text under which people know the part of an entry: its first element, or the one after "app"
+ * or after the keys that it shares with the model. */
 const char *fsdp_part_label_of(const fsdp_parts *parts, const fsdp_entry *entry, size_t *size_out);
 
 /* Adds the rule that gives the optimizer's state and groups their names of this library and of PyTorch's
@@ -52,7 +52,7 @@ fsdp_status fsdp_parts_add_optim_rule(const fsdp_parts *parts, fsdp_text *rules,
 /* True for "NAME#2", which is what a source calls the second tensor of a name. */
 bool fsdp_entry_is_double(const fsdp_sd *sd, const fsdp_entry *entry);
 
-/* Adds the rules (s/REGEX/NEW/, a zero behind each) that strip the root, and elements that wrappers put into
+/* Adds the rules (s/REGEX/NEW/, a zero after each) that strip the root, and elements that wrappers put into
  * names, as far as names of the model have them. */
 fsdp_status fsdp_parts_add_rules(const fsdp_parts *parts, fsdp_text *rules, size_t *count_out,
                                  fsdp_error *err);

@@ -82,7 +82,7 @@ static fsdp_status add_item(forming *work, form_list *list, form_item item, fsdp
     return FSDP_OK;
 }
 
-/* The next item of a list, from NULL on; NULL behind the last. */
+/* The next item of a list, from NULL on; NULL after the last. */
 static const form_item *next_item(const forming *work, const form_list *list, const form_item *item)
 {
     size_t next = item ? item->next : list->count > 0 ? list->first : NONE;
@@ -341,7 +341,7 @@ static bool is_equal(const forming *work, const form_group *a, const form_group 
     return true;
 }
 
-/* Joins flat parameters with equal members, behind the groups that the source lists. */
+/* Joins flat parameters with equal members, after the groups that the source lists. */
 static fsdp_status join_groups(forming *work, fsdp_error *err)
 {
     size_t lists = work->lists.count, at = 0;
@@ -366,7 +366,7 @@ static fsdp_status join_groups(forming *work, fsdp_error *err)
 
 /* --- members of PyTorch's optimizers ---------------------------------------------------------- */
 
-/* A member that PyTorch's optimizer has beside those of ours, with the value that means nothing. */
+/* A member that PyTorch's optimizer has next to those of ours, with the value that means nothing. */
 typedef struct neutral_member {
     const char *name;
     const fsdp_value *value;

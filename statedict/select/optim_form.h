@@ -14,7 +14,7 @@
 
 /*
  * form DEFAULT: nested if all groups are as fsdp_root_save stores them, else they stay as they are. Groups
- * that fsdp_root_save has stored get the members that PyTorch's AdamW and SGD have beside ours, with their
+ * that fsdp_root_save has stored get the members that PyTorch's AdamW and SGD have next to ours, with their
  * neutral values.
  *
  * Replaces *sd and *source, an array with the number of the source's entry per entry of *sd; new entries

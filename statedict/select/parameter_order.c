@@ -22,7 +22,7 @@ static bool is_same(word a, word b)
 
 /* --- the text ------------------------------------------------------------------------------------ */
 
-/* A line, which goes on in the lines behind it that begin with a space. */
+/* A line, which continues in the lines after it that begin with a space. */
 static const char *end_of_line(const char *line)
 {
     const char *end = strchr(line, '\n');
@@ -31,7 +31,7 @@ static const char *end_of_line(const char *line)
     return end ? end : line + strlen(line);
 }
 
-/* The next word of a line; its size is 0 behind the last. */
+/* The next word of a line; its size is 0 after the last. */
 static word next_word(const char **at, const char *end)
 {
     while (*at < end && (**at == ' ' || **at == '\n'))
@@ -54,7 +54,7 @@ static bool has_word(const char *line, word wanted)
     return false;
 }
 
-/* The lines of a model type, behind its line "for"; NULL: it has none. */
+/* The lines of a model type, after its line "for"; NULL: it has none. */
 static const char *find_order(const char *model_type)
 {
     const word type = {model_type, strlen(model_type)};
@@ -171,7 +171,7 @@ fsdp_status fsdp_parameters_sort(const char *model_type, fsdp_parameter *paramet
     for (size_t i = 0; i < count; i++)
         FSDP_TRY(make_key(order, &sorted[i], arena, err));
     qsort(sorted, count, sizeof *sorted, compare_keys);
-    size_t kept = 0; /* buffers are no neighbours of parameters */
+    size_t kept = 0; /* buffers are not neighbours of parameters */
     for (size_t i = 0; i < count; i++) {
         if (sorted[i].is_buffer)
             continue;

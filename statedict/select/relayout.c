@@ -102,7 +102,7 @@ static fsdp_status add_entries(relayout_job *job, bool with_tensors, fsdp_error 
 /* --- local: a flat buffer per dtype --- */
 
 typedef struct flat_buffer {
-    fsdp_flat_part *parts; /* room for all tensors */
+    fsdp_flat_part *parts; /* memory for all tensors */
     size_t *numbers;       /* per part: its entry */
     size_t count;
     int64_t elements;
@@ -172,8 +172,8 @@ static fsdp_status add_flats(relayout_job *job, fsdp_error *err)
 
 /* --- paths: entries keep theirs, as far as their names stay --- */
 
-/* The keys of opts.under as elements, and their bytes with the dot behind them; 0: the name does not begin
- * with them, or has no room for more elements. */
+/* The keys of opts.under as elements, and their bytes with the dot after them; 0: the name does not begin
+ * with them, or has no space for more elements. */
 static size_t begin_path(const relayout_job *job, const char *name, size_t size, size_t count,
                          int32_t *room, size_t *keys_out)
 {

@@ -23,7 +23,7 @@ static fsdp_status refuse(const char *rule, const char *why, fsdp_error *err)
                      why);
 }
 
-/* The text up to the next delimiter that is not behind a backslash; "\/" becomes "/". NULL: no
+/* The text up to the next delimiter that is not after a backslash; "\/" becomes "/". NULL: no
  * end. */
 static const char *take_part(const char *at, char delimiter, fsdp_text *part)
 {
@@ -125,7 +125,7 @@ static void add_replacement(const fsdp_rename *rename, const char *name, const r
     }
 }
 
-/* As in sed, an empty match right behind another match does not count. */
+/* As in sed, an empty match right after another match does not count. */
 static void apply(const fsdp_rename *rename, const char *name, size_t size, fsdp_text *out)
 {
     regmatch_t groups[GROUPS];

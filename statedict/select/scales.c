@@ -7,7 +7,7 @@
 
 /*
  * The name of a scale: the tensor's module, `before`, the tensor's own name without `cut` at its
- * end, `behind`. An empty `own` fits any name. Written by:
+ * end, `after`. An empty `own` fits any name. Written by:
  *   transformers, DeepSeek (weight_scale_inv); compressed-tensors, fbgemm, modelopt, vLLM
  *   (weight_scale); ComfyUI (scale_weight); Mistral (qscale_weight); DeepSeek's own files
  *   (weight, scale); torchao (weight_qdata, weight_scale; qdata, scale; _data, _scale); GPTQ, AWQ (qweight,

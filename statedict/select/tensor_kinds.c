@@ -118,7 +118,7 @@ bool fsdp_value_holds_tensor(const fsdp_value *value)
 
 /* --- entries ---------------------------------------------------------------------------------- */
 
-/* "flat_param", "_flat_param", "flat_param_3" behind the last dot. */
+/* "flat_param", "_flat_param", "flat_param_3" after the last dot. */
 static bool is_flat_name(const char *name, size_t size)
 {
     static const char word[] = "flat_param";

@@ -1,6 +1,6 @@
 /*
  * Kinds of tensors for which no dtype or layout of the library stands: a source lists them as values, by
- * their class. They are weights all the same, so that only --drop tensors:KIND leaves them out.
+ * their class. They are weights in any case, so that only --drop tensors:KIND leaves them out.
  *
  *   quantized, sparse, jagged, meta   of PyTorch
  *   void                              arrays of NumPy whose elements have a size and no type
@@ -17,7 +17,8 @@
  * (tensor_units.h). */
 const char *fsdp_tensor_kind(const fsdp_entry *entry, bool *is_subclass_out);
 
-/* True for a value that holds each rank's piece of a parameter: a flat parameter of its unit is beside it. */
+/* True for a value that holds each rank's piece of a parameter: a flat parameter of its unit is next to
+ * it. */
 bool fsdp_is_flat_piece(const fsdp_sd *sd, const fsdp_entry *entry);
 
 /* True for a value with a plain tensor in it. */

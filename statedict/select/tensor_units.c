@@ -9,7 +9,7 @@
 
 /* --- finding ---------------------------------------------------------------------------------- */
 
-/* The end of the element of a name behind `begin`: of a key where nesting is known, else the next dot. */
+/* The end of the element of a name after `begin`: of a key where nesting is known, else the next dot. */
 static size_t end_of_element(const fsdp_entry *entry, size_t number, size_t begin)
 {
     if (entry->path)

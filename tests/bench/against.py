@@ -1,4 +1,4 @@
-"""bench collectives beside another library: every row has both sides, and the peer ends with us.
+"""bench collectives next to another library: every row has both sides, and the peer ends with us.
 
 usage: against.py BENCH openmpi|gloo
 """

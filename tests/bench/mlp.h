@@ -30,7 +30,7 @@ typedef enum fsdp_mlp_cut { FSDP_MLP_WHOLE, FSDP_MLP_COLUMNS, FSDP_MLP_SUMS } fs
 typedef struct fsdp_mlp_layer {
     fsdp_linear linear;        /* weight NULL: the root's bias alone */
     fsdp_mlp_cut cut;
-    float *y;                  /* the result, behind relu */
+    float *y;                  /* the result, after relu */
     /* The caller's, until the root is made: */
     fsdp_unit *unit;           /* NULL: the root's, whose hooks are called around all layers */
     size_t member;             /* of the unit */

@@ -1,4 +1,4 @@
-"""bench train: its rows, alone, beside a peer that says known times, and beside PyTorch.
+"""bench train: its rows, alone, next to a peer that says known times, and against PyTorch.
 
 usage: train_rows.py BUILD [torch]
 """

@@ -5,8 +5,8 @@ usage: externs.py REPOSITORY [--list [ROOM]]
 
 Counts each function that is not static, is declared in a header of the product without FSDP_API, and is
 used by exactly one file besides those that define and declare it, if that file is in the room of the
-definition. A file uses a function that it names outside comments and texts (a header: besides its
-declaration). Only files of the product count, not tests. Functions that a macro defines and variants of a
+definition. A file uses a function that it names outside comments and texts (a header: apart from its
+declaration); files are those of the product, not tests. Functions that a macro defines and variants of a
 kernel, which several files define, are not counted.
 
 --list prints them by room, with the file that defines and the one that uses each; externs that no other file
@@ -86,7 +86,9 @@ def show(rooms, wanted):
         if wanted and name != wanted:
             continue
         print(f"{name}: {sum(1 for extern in externs if extern[2])}")
-        for extern, home, user in sorted(externs, key=lambda item: (item[2] is None, item[1:], item[0])):
+        def order(extern):
+            return extern[2] is None, extern[1:], extern[0]
+        for extern, home, user in sorted(externs, key=order):
             print(f"  {Path(home).name:28} {Path(user).name if user else '-':28} {extern}")
 
 

@@ -64,7 +64,8 @@ def check_nccl(folder):
                        (folder, f"FSDP_NCCL_LIB is '{folder}': "), (text, f"FSDP_NCCL_LIB is '{text}': "),
                        (BARE, f"no NCCL: {BARE} (NCCL 2.28.9) has no nccl"),
                        ("/no/such/file", "FSDP_NCCL_LIB is '/no/such/file': "),
-                       (NOT_NCCL, f"no NCCL: {NOT_NCCL} is no NCCL: it does not tell its version; install")]:
+                       (NOT_NCCL, f"no NCCL: {NOT_NCCL} is not NCCL: "
+                        "it does not report its version; install")]:
         line = lines_of(BENCH, FSDP_NCCL_LIB=str(path))[2]
         expect(word in line, f"FSDP_NCCL_LIB={path}: {line}")
     # one that is broken is named where no other place has one

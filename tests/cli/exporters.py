@@ -353,7 +353,7 @@ def every_format(root):
 
 
 def good_fixtures():
-    """No alarm about any checkpoint of tests/golden beside itself, but those that are no model at all."""
+    """No alarm about any checkpoint of tests/golden next to itself, but those that are not models at all."""
     looked = 0
     for folder in sorted(GOLDEN.glob("*/*/data"))[::EVERY]:
         if folder.parts[-3] == "hostile":

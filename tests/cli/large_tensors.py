@@ -54,6 +54,12 @@ def slabs_of_equal_elements(rows):
         rows[i * SLAB:] = i + 1
 
 
+def a_first_slab_of_zeros(rows):
+    rows[:] = 1
+    rows[:SLAB] = 0
+    return f"holds zeros only in elements 0 to {rows.size // 8 * 3 - 1} of {rows.size}"
+
+
 def zeros(rows):
     rows[:] = 0
     return "holds zeros only"
@@ -94,8 +100,8 @@ def equal_experts(experts):
     return "has equal experts 0 and 1"
 
 
-CHANGES = {PLAIN: [a_value_in_the_first_slab, a_value_in_the_last_slab, slabs_of_equal_elements, zeros,
-                   nan_in_two_slabs, infinities_in_two_slabs],
+CHANGES = {PLAIN: [a_value_in_the_first_slab, a_value_in_the_last_slab, slabs_of_equal_elements,
+                   a_first_slab_of_zeros, zeros, nan_in_two_slabs, infinities_in_two_slabs],
            STACKED: [experts_with_values_in_one_slab, an_expert_of_zeros, equal_experts,
                      experts_that_differ_in_the_first_slab, experts_that_differ_in_the_last_slab]}
 

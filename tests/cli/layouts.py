@@ -2,8 +2,8 @@
 
 usage: layouts.py BUILD [CASE...] [--update]    --update writes the table of docs/cookbook/made_by.md
 
-The commands of expected.json run beside a copy of the case's data. The test compares the tensors of the
-result (name, dtype, shape, bytes), the files beside them, and the words of the messages.
+The commands of expected.json run next to a copy of the case's data. The test compares the tensors of the
+result (name, dtype, shape, bytes), the files next to them, and the words of the messages.
 docs/cookbook/made_by.md has a row for each case: the outermost path that works.
 """
 

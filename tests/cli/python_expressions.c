@@ -9,7 +9,7 @@
 
 enum { MOST = 40000 };
 
-/* "-" is no digit: an empty text. */
+/* "-" is not a digit: an empty text. */
 static size_t decode(const char *digits, char *out)
 {
     size_t count = 0;

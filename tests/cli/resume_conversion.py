@@ -46,7 +46,7 @@ def put_source(path):
 
 
 def put_many(path):
-    """So many tensors that the lines behind a conversion of them take some time."""
+    """So many tensors that the lines after a conversion of them take some time."""
     header = {f"t{i}": {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i in range(12000)}
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(len(header)))
@@ -150,7 +150,7 @@ def stop(root, name):
 
 
 def stop_again(root, name):
-    """SIGTERM at any moment of a conversion that goes on with another one's work, which stays."""
+    """SIGTERM at any moment of a conversion that continues with another one's work, which stays."""
     if not kill_early(root, name, 97):
         return None
     for stopped, delay in enumerate((0.005, 0.02, 0.04)):

@@ -1,5 +1,6 @@
-"""Runs that somebody else works in: a save under way is no leftover, a step that retention takes away is not
-damaged, and fsdp-gc does not end the job whose run it tidies, and deletes nothing once it is told to stop.
+"""Runs that somebody else works in: a save under way is not a leftover, a step that retention takes away is
+not damaged, and fsdp-gc does not end the job whose run it tidies, and deletes nothing once it is told to
+stop.
 
 usage: run_in_use.py BUILD
 """

@@ -1,5 +1,5 @@
 """Ctrl-C, SIGTERM and a closed terminal stop every tool that works long: exit code 130, 143 or 129, nothing
-left half-written. Under nohup a closed terminal stops nothing. With --json there is one object all the same.
+left half-written. Under nohup a closed terminal stops nothing. With --json there is one object in any case.
 
 usage: signals.py BUILD
 """

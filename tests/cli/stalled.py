@@ -1,4 +1,4 @@
-"""A tool that has begun to read and cannot go on: it shows its progress to a pipe, or a terminal, that is
+"""A tool that has begun to read and cannot continue: it shows its progress to a pipe, or a terminal, that is
 full. However fast it is, what comes next comes while it reads."""
 
 import fcntl
@@ -42,7 +42,7 @@ def start(command, directory=None, on_terminal=False):
 
 
 def drain(reader):
-    """Reads the output of the tool, which goes on with it."""
+    """Reads the output of the tool, which continues with it."""
     text = b""
     try:
         while piece := os.read(reader, 65536):

@@ -47,14 +47,13 @@ static const launch_case cases[] = {
     {"--threads 2 --device cuda", 2, 21300, 2,
      "threads that share a GPU need none (--threads N --device cuda:0)"},
     {"--threads 3 --device cuda --comm threads", 2, 0, 2,
-     "--comm threads: the 3 ranks have 2 GPUs, and threads exchange memory of one only: use --comm "
-     "nccl, or "
-     "--device cuda:0 for all ranks"},
+     "--comm threads: the 3 ranks have 2 GPUs, but threads can exchange the memory of one GPU "
+     "only; use --comm nccl, or --device cuda:0 for all ranks"},
     {"--np 2 --device cuda", 2, -1, 2, "FSDP_NCCL_LIB is '/there/is/no/nccl': "},
     {"--np 2 --device cuda --comm shm", 2, -1, 2,
-     "--comm shm: it moves memory of the host only, and device 'cuda' needs --comm nccl"},
+     "--comm shm: it moves the host's memory only, but device 'cuda' needs --comm nccl"},
     {"--np 2 --device cuda:1 --comm tcp", 2, 0, 2,
-     "--comm tcp: it moves memory of the host only, and device 'cuda:1' needs --comm nccl"},
+     "--comm tcp: it moves the host's memory only, but device 'cuda:1' needs --comm nccl"},
     {"--threads 2 --device cpu --comm nccl", 2, 0, 2, "needs --device cuda, not cpu"},
     {"--threads 2 --device cuda:9", 2, 0, 2, "the last GPU of this host is cuda:1"},
     {"--threads 2 --device cuda:", 2, 0, 2, "a number follows cuda:"},

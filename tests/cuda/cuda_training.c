@@ -1,5 +1,5 @@
 /*
- * Training on device "cuda" over the fake CUDA runtime, with the layers' mathematics as kernels of
+ * Training on device "cuda" over the fake CUDA runtime, with the layers' computation as kernels of
  * the compute stream: the host never reads memory of the device, and waits only where a step needs
  * a number. Shards after a few steps have the bits that device "cpu" gives, for every order of the
  * streams that a seed makes.
@@ -49,7 +49,7 @@ typedef struct training_case {
     unit_tuning tuning;
 } training_case;
 
-/* Shards of all ranks behind the last step, and the result of the forward before it. */
+/* Shards of all ranks after the last step, and the result of the forward before it. */
 typedef struct outcome {
     const training_case *what;
     char folder[64];
@@ -59,7 +59,7 @@ typedef struct outcome {
     float seen[MOST_RANKS][BATCH];
 } outcome;
 
-/* --- mathematics ------------------------------------------------------------------------------ */
+/* --- computation ------------------------------------------------------------------------------ */
 
 /* Memory of the device, but for dtype. */
 typedef struct layer_math {
@@ -316,7 +316,7 @@ static fsdp_status begin_save(fsdp_async_saver *saver, const char *folder, fsdp_
     return fsdp_async_save(saver, checkpoint, &opts, err);
 }
 
-/* The state behind the first step is saved while the others run. */
+/* The state after the first step is saved while the others run. */
 static fsdp_status run_steps(net *self, fsdp_async_saver *saver, outcome *out, fsdp_error *err)
 {
     fsdp_async_report report;

@@ -226,7 +226,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     return cudaSuccess;
 }
 
-/* Starts the device, and is no call that counts. */
+/* Starts the device, and is not a call that counts. */
 cudaError_t cudaSetDevice(int device)
 {
     if (device < 0 || device >= count_devices())

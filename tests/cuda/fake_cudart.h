@@ -43,7 +43,7 @@ int fake_cudart_gpu(void);             /* that this thread has chosen */
 /* The host faults when it touches device memory. */
 bool fake_cudart_is_guarded(void);
 
-/* For kernels that are host functions: run(closure) on the stream's thread, and drop(closure) behind it, also
+/* For kernels that are host functions: run(closure) on the stream's thread, and drop(closure) after it, also
  * when the work is skipped. A cudaError_t. */
 int fake_cudart_enqueue(void *stream, void (*run)(void *), void *closure, void (*drop)(void *));
 /* Notes a misuse unless these bytes are staging memory or that of this GPU: a kernel would fault. */

@@ -116,7 +116,7 @@ void *fake_memory_alloc(size_t size, fake_kind kind)
     return NULL;
 }
 
-/* Bytes beside the block, on its pages. */
+/* Bytes next to the block, on its pages. */
 static bool is_intact(const block *one)
 {
     for (const unsigned char *at = one->pages; at < one->pages + one->mapped; at++)

@@ -27,7 +27,7 @@ void fake_unlock(void);
 typedef enum fake_kind { FAKE_PAGEABLE, FAKE_PINNED, FAKE_DEVICE } fake_kind;
 
 void *fake_memory_alloc(size_t size, fake_kind kind);  /* of this thread's GPU; NULL: none left */
-/* False: it is no live block of this kind. */
+/* False: it is not a live block of this kind. */
 bool fake_memory_free(void *data, fake_kind kind);
 fake_kind fake_memory_kind(const void *data);
 /* False: another GPU's. */

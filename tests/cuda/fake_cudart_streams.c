@@ -2,7 +2,7 @@
  * Streams and events of the fake CUDA runtime. A stream is a thread with a list of work; `issued`
  * counts the work, `done` that which has ended. By the seed a stream works at once, after delays,
  * or is lazy: it does nothing until somebody waits for a piece of its work, so that a wait that is
- * missing shows. A lazy stream that nobody waits for goes on after a while, for its work may be
+ * missing shows. A lazy stream that nobody waits for continues after a while, for its work may be
  * what another rank waits for. See fake_cudart.h.
  */
 #include "tests/cuda/fake_cudart_parts.h"
@@ -297,7 +297,7 @@ cudaError_t fake_event_create(cudaEvent_t *event_out)
     return cudaSuccess;
 }
 
-/* Work that waits for it goes on as before. */
+/* Work that waits for it continues as before. */
 void fake_event_destroy(cudaEvent_t event)
 {
     pthread_mutex_lock(&lock);

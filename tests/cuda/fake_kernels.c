@@ -19,7 +19,7 @@ typedef struct relay {
     fsdp_stream *stream;
     const char *kernel;
     size_t size;
-    void *lists; /* copies, which are freed behind the work */
+    void *lists; /* copies, which are freed after the work */
     bool reaches;
 } relay;
 

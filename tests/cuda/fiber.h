@@ -11,7 +11,7 @@ typedef struct fsdp_fiber fsdp_fiber;
  * memory. */
 fsdp_fiber *fsdp_fiber_create(void (*body)(void *context), void *context);
 void fsdp_fiber_free(fsdp_fiber *fiber);          /* accepts NULL; not from within the fiber */
-/* Goes on in the fiber until it leaves. */
+/* Continues in the fiber until it leaves. */
 void fsdp_fiber_enter(fsdp_fiber *fiber);
 /* In the fiber: goes back to the caller of fsdp_fiber_enter. */
 void fsdp_fiber_leave(fsdp_fiber *fiber);

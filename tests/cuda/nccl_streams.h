@@ -5,7 +5,7 @@
 #include "tests/nccl/fake_nccl.h"
 
 /* The library that FSDP_NCCL_LIB names, which uses streams and memory of the fake CUDA runtime from now on;
- * NULL: it is no fake. */
+ * NULL: it is not a fake. */
 fake_nccl_control *fake_nccl_over_cudart(void);
 
 #endif

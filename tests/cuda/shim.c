@@ -1,6 +1,6 @@
 /*
  * Blocks of threads on the host: each thread is a fiber, which runs until it has to wait for others. Which
- * of those that can go on is next depends on the seed. When none can, although some have not ended, the
+ * of those that can continue is next depends on the seed. When none can, although some have not ended, the
  * kernel would hang: that is a failure. See shim.h.
  */
 #include "tests/cuda/shim.h"
@@ -98,7 +98,7 @@ size_t fsdp_shim_launches(void)
 
 /* --- failures --------------------------------------------------------------------------------- */
 
-/* The failed block is given up: its other threads do not go on. */
+/* The failed block is given up: its other threads do not continue. */
 __attribute__((format(printf, 2, 3))) static void fail(block *self, const char *format, ...)
 {
     va_list arguments;

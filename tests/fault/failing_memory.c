@@ -221,7 +221,7 @@ static void fail_reading(const reading *r, const char *dir, int64_t at, bool for
     c->points += reached;
     c->succeeded += reached && st == FSDP_OK;
     c->failed += st != FSDP_OK;
-    /* libhdf5's process inherits the count and goes on with it by itself */
+    /* libhdf5's process inherits the count and continues with it by itself */
     bool in_child = !reached && st == FSDP_ERR_LIMIT;
     if (st != FSDP_OK && ((!reached && !in_child) || st == FSDP_ERR_INTERNAL || !err.text[0])) {
         c->wrong++;

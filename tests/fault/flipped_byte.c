@@ -1,7 +1,7 @@
 /*
  * A byte that flips between the write and the re-read of a conversion: at every byte of every file of the
  * result, right before the file is opened to be read back. The conversion fails and leaves the old
- * output; or the byte is none of the state, such as padding, and the new output holds the new state.
+ * output; or the byte does not belong to the state, such as padding, and the new output holds the new state.
  */
 #include "tests/support/disk/io_fault.h"
 #include "tests/support/disk/io_sim.h"
@@ -179,7 +179,7 @@ static bool run_scenario(const scenario *s, test_sampler *sampler, counts *c)
         if (list.files[i].is_unread && list.files[i].read_back == 0)
             list.files[i].read_back = list.files[i].opens;
         if (list.files[i].read_back == 0) {
-            /* the manifest and the view of a native checkpoint are no data */
+            /* the manifest and the view of a native checkpoint are not data */
             c->unread += s->format != NULL;
             continue;
         }

@@ -2,7 +2,7 @@
  * Full disks: a small real file system (tmpfs, where it may be mounted) or the simulated disk, with
  * every multiple of 64 KiB left free, and with every number of files left. Each kind, raw and
  * compressed; the space is also asked for in vain, so that the save runs into the end of the disk.
- * It works, or says what is missing, leaves nothing behind and the old state untouched, and works
+ * It works, or says what is missing, leaves nothing after and the old state untouched, and works
  * once there is room. Also: a read-only file system, and a limit on the size of files.
  *
  * usage: full_disk simulated|mounted [WORDS]    exit 77: no file system may be mounted here
@@ -242,7 +242,7 @@ static bool never_worked(const scenario *s, const char *what, const test_sampler
     return sampler->every > 1;
 }
 
-/* From no room at all until there is enough. */
+/* From no space at all until there is enough. */
 static bool run_bytes(const scenario *s, opener open, const char *folder, bool blind,
                       test_sampler *sampler, counts *c)
 {

@@ -40,7 +40,7 @@ typedef struct counts {
     int64_t points, taken, disks, nested, old, new, later, wrong, lost, undurable, stuck;
 } counts;
 
-/* Disks as power cuts left them, taken while the work goes on. */
+/* Disks as power cuts left them, taken while the work continues. */
 typedef struct collector {
     pthread_mutex_t lock;
     fsdp_io *sim;
@@ -71,7 +71,7 @@ static void collect(void *user, int64_t n, fsdp_io_call call, const char *path)
     pthread_mutex_unlock(&c->lock);
 }
 
-/* After a power cut the system starts anew, and has done so long after it. */
+/* After a power cut the system starts again, and has done so long after it. */
 static void start_again(void)
 {
     static int64_t starts;

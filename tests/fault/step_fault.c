@@ -371,7 +371,7 @@ static fsdp_status wanted_status(step_fault_kind kind)
 static bool judge_memory(const step_fault *fault, int rank, fsdp_status status,
                          const fsdp_error *err, fsdp_text *why)
 {
-    bool is_told = strstr(err->text, "cannot allocate") || strstr(err->text, "no memory");
+    bool is_told = strstr(err->text, "cannot allocate") || strstr(err->text, "out of memory");
     bool is_seen = rank != fault->rank && status == FSDP_ERR_PEER && strstr(err->text, "has left");
     if (status == FSDP_OK)
         return true;

@@ -6,6 +6,7 @@ usage: step_faults_mpirun.py MPIEXEC PROGRAM
 
 import itertools
 import os
+import re
 import subprocess
 import sys
 
@@ -21,6 +22,8 @@ ALL = [(comm, kind, at, rank) for comm, kind, at, rank in itertools.product(
     (at < 1 or kind != "gradient") and (at < 2 or kind != "swapped") and
     # a rank that left before the others failed is well, and would wait for them in MPI_Finalize
     (comm, kind) != ("mpi", "memory")]
+VERSION = int(re.search(r"(\d+)\.", subprocess.run([MPIEXEC, "--version"], capture_output=True,
+                                                     text=True, check=True).stdout)[1])
 problems = []
 
 
@@ -41,7 +44,9 @@ def judge(comm, kind, at, rank):
         return
     codes = (0, 10) if comm == "mpi" else (0,)
     said = RANKS - (kind == "killed")
-    is_well = done.returncode in codes and done.stdout.count("as it should be") == said
+    # mpirun of Open MPI 5 may end one of the others as soon as it sees that a rank was killed
+    least = said - (kind == "killed" and VERSION >= 5)
+    is_well = done.returncode in codes and least <= done.stdout.count("as it should be") <= said
     if not is_well:
         problems.append(f"{comm}, {kind}, {at}, {rank}: code {done.returncode}, {done.stdout}{done.stderr}")
 

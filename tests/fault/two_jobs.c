@@ -113,7 +113,7 @@ static pid_t start_job(const race *r, int number)
     scenario_path(j.path, r->in_run ? "%s/run" : "%s/ck", folder);
     if (fsdp_io_fault_create(NULL, &plan, &j.io, NULL) != FSDP_OK)
         _exit(99);
-    /* the job that stands still with the lease goes on after this one */
+    /* the job that stands still with the lease continues after this one */
     j.io->host = &(fsdp_host){.lease_wait_ms = 30};
     fsdp_status st = fsdp_ctl_run_threads(WORLD, save_rank, &j, &common->err[number]);
     atomic_store(&common->calls, atomic_load(&j.calls));

@@ -1,7 +1,7 @@
 """A training step, traced: rank 0 of 2 x 2 ranks with two units does what docs/flow_step.md says, in that
 order, under the numbers of its steps. The page is the golden file: its block fenced with ```trace.
 
-usage: step_trace.py REPOSITORY BUILD [--update]     (--update writes the block anew)
+usage: step_trace.py REPOSITORY BUILD [--update]     (--update writes the block again)
 """
 
 import json

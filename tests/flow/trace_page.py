@@ -8,7 +8,7 @@ BLOCK = re.compile(r"(?<=^```trace\n).*?(?=^```$)", re.M | re.S)
 
 
 def compare(path, lines, numbers):
-    """lines of the run, numbers of the steps that the page must have. --update writes the block anew."""
+    """lines of the run, numbers of the steps that the page must have. --update writes the block again."""
     page, wanted = Path(path).read_text(), "\n".join(lines) + "\n"
     if sys.argv[3:] == ["--update"]:
         Path(path).write_text(BLOCK.sub(lambda _: wanted, page))

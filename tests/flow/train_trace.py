@@ -1,7 +1,7 @@
-"""A training, traced: rank 0 of 2 trains a transformer of one layer for 2 steps, saves, and goes on for one.
-It does what docs/flow_train.md says, in that order, under the numbers of its steps.
+"""A training, traced: rank 0 of 2 trains a transformer of one layer for 2 steps, saves, and continues for
+one. It does what docs/flow_train.md says, in that order, under the numbers of its steps.
 
-usage: train_trace.py REPOSITORY BUILD [--update]     (--update writes the block anew)
+usage: train_trace.py REPOSITORY BUILD [--update]     (--update writes the block again)
 """
 
 import json

@@ -19,7 +19,7 @@ problems = []
 
 
 def items(data):
-    """Every item is a zip; the next one begins behind its end record."""
+    """Every item is a zip; the next one begins after its end record."""
     at = 0
     while (end := data.find(b"PK\5\6", at)) >= 0:
         yield at, end + 22

@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoints: conversions from which a run goes on, forms that no fixture has, and refusals.
+"""DeepSpeed's checkpoints: conversions from which a run continues, forms that no fixture has, and refusals.
 
 usage: deepspeed.py BIN GOLDEN
 """
@@ -135,7 +135,7 @@ def check_golden():
 
 
 def check_universal_refused(folder):
-    """A source that DeepSpeed could not go on from is refused."""
+    """A source that DeepSpeed could not continue from is refused."""
     source = GOLDEN / "zero2-w2-nofrozen" / "data"
     cases = {("--only", "model"): "has no optimizer state",
              ("--rename", "s/^gain$/a\\/b/"): "'a/b': DeepSpeed needs a folder of its name",
@@ -242,7 +242,7 @@ def check_forms(folder):
 
 
 def check_ranks(folder):
-    """Parameters, and the gaps behind them, that lie on one rank, on several, and begin within one: 'w' has
+    """Parameters, and the gaps after them, that lie on one rank, on several, and begin within one: 'w' has
     15 of 20 elements, so that it is on four of five ranks."""
     gaps = [[3, 9, 0, 2], [0, 0, 0, 13], [1, 1, 1, 1], made.NO_GAPS]
     for ranks in (1, 3, 5, 6, 20):
@@ -253,7 +253,7 @@ def check_ranks(folder):
 
 
 def check_padding(folder):
-    """Ranks are padded to a multiple of two elements each; more is no padding."""
+    """Ranks are padded to a multiple of two elements each; more is not a padding."""
     for rows, columns, wanted in (3, 5, 0), (3, 4, 0), (1, 11, DAMAGED):
         files = made.files(2, 2)
         shapes = made.OrderedDict(made.SHAPES) | {"w": (rows, columns)}
@@ -431,7 +431,7 @@ def twice(stage, name, other):
 
 
 def in_files(others):
-    """The first weight is no member of the module, but of a layer or an expert in a file of its own."""
+    """The first weight is not a member of the module, but of a layer or an expert in a file of its own."""
     names = [("3.w" if name == "w" else name, shape) for name, shape in made.SHAPES.items()]
     return with_model(2, param_shapes=[made.OrderedDict(names)], module={}, shared_params={}) | others
 
@@ -532,7 +532,7 @@ def check_weights_in_files(folder):
 
 
 def check_began_anew(folder):
-    """A run whose optimizer began anew is read when the format is named; one that diverged is read."""
+    """A run whose optimizer began again is read when the format is named; one that diverged is read."""
     path = made.write(folder / "anew", of_step(2, 5, *(made.optim_name(rank) for rank in range(2))))
     for options, status in ((), DAMAGED), (("--from", "deepspeed"), 0):
         ran = run("fsdp-convert", path, folder / "anew-out", "--to", "fsdp", *options)
@@ -544,7 +544,7 @@ def check_began_anew(folder):
         storage = masters[0].args[0]
         numbers = struct.unpack(f"<{storage.count}f", storage.data)
         masters[0] = made.tensor([nan if 15 <= at + 10 * rank < 19 else number
-                                  for at, number in enumerate(numbers)])  # "b", behind "w"
+                                  for at, number in enumerate(numbers)])  # "b", after "w"
     fresh = made.files(3)
     for rank in range(2):  # equal masters, and moments that are zero
         told = fresh[made.optim_name(rank)]["optimizer_state_dict"]

@@ -108,7 +108,7 @@ class Claim:
 
 
 def far_zones(path):
-    """Zones that Python would refuse, and whose seconds are no int64: they are no text."""
+    """Zones that Python would refuse, and whose seconds are not int64: they are not text."""
     problems = []
     packed = bytes([7, 228, 1, 2, 3, 4, 5, 0, 0, 0])
     for days, seconds in ((2**57, 0), (2**62, 0), (-(2**63), -1), (0, 2**63 - 1), (1, 2**63 - 1), (2, 0)):

@@ -35,7 +35,7 @@ def convert(source, out, *options, status=0):
 
 
 def names_follow_the_order_of_the_model(folder):
-    """Norms are the second group of Trainer; q_proj is before k_proj, and mlp behind it."""
+    """Norms are the second group of Trainer; q_proj is before k_proj, and mlp after it."""
     layer = "model.layers.0."
     decayed = ["model.embed_tokens.weight", *(f"{layer}self_attn.{one}_proj.weight" for one in "qkvo"),
                *(f"{layer}mlp.{one}_proj.weight" for one in ("gate", "up", "down")), "lm_head.weight"]
@@ -153,7 +153,7 @@ def buffers_have_no_number(folder):
 
 
 def what_does_not_fit_is_refused(folder):
-    """Beside a config.json; a file alone may have numbers because a program wanted them."""
+    """In addition to a config.json; a file alone may have numbers because a program wanted them."""
     model = {"a.weight": (2, 2), "v.weight": (2,), "z.bias": (2, 2)}
     fits = {"state": states(3, [(2, 2), (2,), (2, 2)]), "param_groups": groups(range(3))}
     for optim, words in (

@@ -89,7 +89,7 @@ def too_large(folder):
 
 
 def of_ranks(folder):
-    """Tensors that differ from rank to rank, objects beside them."""
+    """Tensors that differ from rank to rank, objects next to them."""
     (folder / "ranks").mkdir()
     for rank in range(3):
         values = {"rng": tensor(rank, 1.0), "same": tensor(4.0), "nest": {"of": [Config(), rank]}}

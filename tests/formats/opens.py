@@ -39,7 +39,7 @@ def paths_of(line, started_in):
     call = None if LOADER.search(line) else CALL.search(line)
     found = PATH.findall(call.group(1)) if call else []
     if "execve" in line:
-        found = found[:1]  # the arguments of a program are no paths
+        found = found[:1]  # the arguments of a program are not paths
     for folder, path, is_cut in found:
         tools.check(not is_cut, f"a path is cut off: {line}")
         yield path, os.path.normpath(os.path.join(folder or started_in, path))

@@ -68,7 +68,7 @@ def sources(folder, case, descriptions):
 
 
 def swapped(folder):
-    """Two entries of .metadata change places: a resumed conversion starts anew, an old plan is refused."""
+    """Two entries of .metadata change places: a resumed conversion starts again, an old plan is refused."""
     source, plan = folder / "swapped", folder / "swapped.plan"
     shutil.copytree(GOLDEN / "dcp/plain-w2" / "data", source)
     before = plan_of(source, folder / "x", plan, "--to", "fsdp")["hash"]

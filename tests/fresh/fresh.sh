@@ -75,7 +75,7 @@ make_root() {
         chroot "$root" useradd --create-home --shell /bin/bash "$user"
     fi
     mkdir -p "$root$home/fsdp"
-    # what git lists and is not there was removed, and is no failure
+    # what git lists and is not there was removed, and is not a failure
     git -C "$HERE" ls-files -coz --exclude-standard |
         tar -C "$HERE" --null -T - --ignore-failed-read --warning=no-failed-read -cf - |
         tar -C "$root$home/fsdp" -xf -

@@ -11,7 +11,7 @@
 enum { BUNDLE_FILES = 8, BUNDLE_NAME = 64 };
 
 typedef struct bundle {
-    memory_entry files[BUNDLE_FILES + 1];   /* room for one of the target's own */
+    memory_entry files[BUNDLE_FILES + 1];   /* memory for one of the target's own */
     char names[BUNDLE_FILES][BUNDLE_NAME];
     uint8_t *made[BUNDLE_FILES];
     size_t count;

@@ -1,5 +1,5 @@
 /*
- * Fuzz target: a config.json. The tensors of a model that is accepted are listed beside two that every state
+ * Fuzz target: a config.json. The tensors of a model that is accepted are listed next to two that every state
  * dict may have, and every shape is one that a tensor may have.
  */
 #include "base/core/mem.h"

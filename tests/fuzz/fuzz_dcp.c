@@ -1,7 +1,7 @@
 /*
- * Fuzz target: DCP directories. An input is a folder (bundle.h), or `.metadata`, whose items are all the same
- * small one, a tensor of six f32. A pickle in a folder that is no metadata is an item of ITEM_SIZE bytes, so
- * that changes to it do not make the metadata wrong.
+ * Fuzz target: DCP directories. An input is a folder (bundle.h), or `.metadata`, whose items are in any case
+ * small one, a tensor of six f32. A pickle in a folder that is not a metadata is an item of ITEM_SIZE bytes,
+ * so that changes to it do not make the metadata wrong.
  */
 #include "tests/fuzz/bundle.h"
 #include "tests/fuzz/tiny_zip.h"

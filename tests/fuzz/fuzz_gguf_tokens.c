@@ -1,6 +1,6 @@
 /*
  * Fuzz target: the tokenizer of a model on its way into GGUF, a folder (bundle.h) of tokenizer.json or
- * tokenizer.model, added_tokens.json, tokenizer_config.json and config.json; data that is no folder is a
+ * tokenizer.model, added_tokens.json, tokenizer_config.json and config.json; data that is not a folder is a
  * tokenizer.model. The lists of tokens that are accepted have one length, and special tokens are in them.
  */
 #include "statedict/expect/gguf_values.h"

@@ -1,5 +1,5 @@
 /*
- * Fuzz target: our side of reading HDF5, when the process behind the walls has been taken over. The first
+ * Fuzz target: our side of reading HDF5, when the process after the walls has been taken over. The first
  * byte of an input says what the rest is: a listing, or messages of that process with the bytes that it
  * leaves in the shared memory.
  */

@@ -1,7 +1,7 @@
 /*
  * Fuzz target: the shard index and what it leads to. An input is eight bytes that say where the index
  * begins and the bytes of a shard file, whose index reaches to their end. The record and the identity
- * that the manifest would hold are taken from the input, so that what lies behind them is reached. All
+ * that the manifest would hold are taken from the input, so that what lies after them is reached. All
  * boxes are walked, and some blocks of each are read, decoded and checked.
  */
 #include "formats/native/native_index.h"

@@ -1,6 +1,6 @@
 /*
  * Fuzz target: a directory of a framework, and the way from it to a checkpoint. Each line of an input is a
- * file below "fuzz": its path, and behind a tab what it holds:
+ * file below "fuzz": its path, and after a tab what it holds:
  *
  *     s         a safetensors file of one tensor
  *     t         a file of torch.save with a dict
@@ -186,7 +186,7 @@ typedef struct text_part {
     size_t size;
 } text_part;
 
-/* Up to the mark or the end, and behind the mark. */
+/* Up to the mark or the end, and after the mark. */
 static text_part take(text_part *from, char mark)
 {
     const char *end = from->size > 0 ? memchr(from->data, mark, from->size) : NULL;
@@ -234,7 +234,7 @@ static bool is_clean(const char *path)
     return strcmp(path, simple) == 0;
 }
 
-/* A path that is a file is no folder, and the other way round. */
+/* A path that is a file is not a folder, and the other way round. */
 static bool is_free(const char *path)
 {
     char above[LONGEST_PATH];

@@ -45,7 +45,7 @@ static bool files_are_there(const fsdp_manifest *manifest)
     return true;
 }
 
-/* expected NULL: the text is no manifest. */
+/* expected NULL: the text is not a manifest. */
 static void check_directory(const char *text, size_t size, const fsdp_manifest *expected)
 {
     static const uint8_t bytes[FILE_SIZE];

@@ -9,7 +9,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { PREFIX = 10, TAIL = 64 };
 
-/* Puts magic and length before the text, whose end is a newline, and TAIL bytes at least behind it. */
+/* Puts magic and length before the text, whose end is a newline, and TAIL bytes at least after it. */
 static void read_array(const uint8_t *text, size_t size)
 {
     const uint8_t *line = memchr(text, '\n', size);

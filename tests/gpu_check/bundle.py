@@ -1,5 +1,5 @@
-"""Completes build/gpu beside its programs: sources and archives for gpu-check --build, a training to try, and
-a manifest of versions. Run by ./dev gpu-bundle.
+"""Completes build/gpu next to its programs: sources and archives for gpu-check --build, a training to try,
+and a manifest of versions. Run by ./dev gpu-bundle.
 
 usage: bundle.py BUNDLE_JSON
 """

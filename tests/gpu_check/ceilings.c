@@ -132,7 +132,7 @@ static double value_of(uint16_t bf16)
     return (double)both.value;
 }
 
-/* Some elements beside the sum in f64: rounded to bf16, behind sums in f32 in any order. */
+/* Some elements next to the sum in f64: rounded to bf16, after sums in f32 in any order. */
 static fsdp_status compare(const product_job *job, uint64_t seed, fsdp_error *err)
 {
     const size_t n = (size_t)job->n, all = n * n;

@@ -40,7 +40,7 @@ static gpu_row named_row(const char *format, va_list arguments)
 
 static gpu_row *add_row_to(gpu_results *results, const gpu_row *row)
 {
-    /* the last place is written again rather than that a row behind it is lost unseen */
+    /* the last place is written again rather than that a row after it is lost unseen */
     gpu_row *place = &results->rows[results->count < GPU_ROWS ? results->count++ : GPU_ROWS - 1];
     *place = *row;
     return place;

@@ -8,7 +8,7 @@
  *   FAKE_BUG=crash      a process that multiplies is ended
  *   FAKE_BUG=fold       the device refuses this kernel
  *
- * Time between two events is that since the call before, which is no measurement.
+ * Time between two events is that since the call before, which is not a measurement.
  */
 #include <cuda_runtime.h>
 #include <signal.h>

@@ -37,7 +37,7 @@ static const char *const usage =
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-/* Seconds that a check may take: of all, and with --quick. Kernels come behind the ceilings. */
+/* Seconds that a check may take: of all, and with --quick. Kernels come after the ceilings. */
 static const gpu_check ceilings[] = {
     {"ceiling/", gpu_check_copies, 0, 30, 15},
     {"ceiling/product", gpu_check_product, 0, 40, 20},
@@ -64,7 +64,7 @@ static const gpu_check others[] = {
     {"nccl/", gpu_check_nccl, 0, 40, 20},
 };
 
-/* The i-th check; false behind the last. */
+/* The i-th check; false after the last. */
 static bool check_at(int i, gpu_check *out)
 {
     const int first = (int)(sizeof ceilings / sizeof *ceilings), kernels = gpu_kernel_count();
@@ -224,7 +224,7 @@ static void find_folder(char *out, size_t out_size)
         *slash = '\0';
 }
 
-/* Room for the state's checkpoint, a new one beside it, and one that is loaded. */
+/* Memory for the state's checkpoint, a new one next to it, and one that is loaded. */
 static bool has_room(const char *folder, double state_bytes)
 {
     struct statvfs found;

@@ -52,7 +52,7 @@ typedef struct gpu_options {
     bool quick, build;
     const char *only, *json;
     const char *device;        /* "cuda:0" */
-    const char *folder;        /* of this program, and of sources and other programs beside it */
+    const char *folder;        /* of this program, and of sources and other programs next to it */
     const char *work;          /* a new folder for checkpoints */
     uint64_t seed;
     size_t bytes;              /* of the data of a kernel */
@@ -86,7 +86,7 @@ gpu_row *gpu_add_row(gpu_results *results, const char *format, ...) FSDP_PRINTF(
 gpu_row *gpu_add_wanted_row(gpu_results *results, const char *format, ...) FSDP_PRINTF(2, 3);
 void gpu_fail_row(gpu_row *row, const char *format, ...) FSDP_PRINTF(2, 3);
 void gpu_skip_row(gpu_row *row, const char *format, ...) FSDP_PRINTF(2, 3);
-/* `moved` bytes or operations in the time of the row, beside a bound; the goal is that of the table. */
+/* `moved` bytes or operations in the time of the row, next to a bound; the goal is that of the table. */
 void gpu_rate_row(const gpu_results *results, gpu_row *row, double moved, double bound);
 /* The status of the calls that the row is about. */
 void gpu_end_row(gpu_row *row, fsdp_status status, const fsdp_error *err);
@@ -136,7 +136,7 @@ fsdp_status gpu_session_sync(gpu_session *session, fsdp_error *err);
 
 /* Work for the stream, once. */
 typedef void (*gpu_work)(void *context, const fsdp_device_kernels *kernels, fsdp_stream *stream);
-/* The median of at least GPU_RUNS runs by the device's events, behind one that is not counted. */
+/* The median of at least GPU_RUNS runs by the device's events, after one that is not counted. */
 fsdp_status gpu_session_time(gpu_session *session, gpu_work work, void *context, double *seconds_out,
                              fsdp_error *err);
 /* Launches of kernels in one run; -1: they cannot be counted. */

@@ -138,7 +138,7 @@ void gpu_scene_note_events(gpu_scene *scene)
     forget_events(scene->rank);
 }
 
-/* Tensors of the device; their copies lie one behind the other. */
+/* Tensors of the device; their copies lie one after the other. */
 typedef struct noted {
     const char *what, *name;
     const void *data;

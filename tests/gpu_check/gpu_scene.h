@@ -33,7 +33,7 @@ fsdp_status gpu_scene_build(gpu_scene *scene, const gpu_scene_net *net, fsdp_err
 fsdp_status gpu_scene_begin(gpu_scene *scene, const gpu_scene_net *net, fsdp_error *err);
 fsdp_stream *gpu_scene_compute(const gpu_scene *scene);
 
-/* The layer's mathematics: the gradient is the parameter times a number of rank, step and layer. */
+/* The layer's computation: the gradient is the parameter times a number of rank, step and layer. */
 fsdp_status gpu_scene_give_grad(toy *net, int layer, fsdp_error *err);
 /* Forward, backward and step, with notes of all. */
 fsdp_status gpu_scene_step(gpu_scene *scene, fsdp_error *err);

@@ -71,7 +71,7 @@ static void fill_bf16(unsigned char *arena, size_t size, uint64_t seed)
 
 /* --- copies ----------------------------------------------------------------------------------- */
 
-/* Pieces lie behind each other on one side; on the other RANKS parts, each with a row of every piece. */
+/* Pieces lie one after the other on one side; on the other RANKS parts, each with a row of every piece. */
 static void give_rects(kernel_job *job, const fsdp_device_kernels *kernels, fsdp_stream *stream,
                        fsdp_dtype type, bool gathers)
 {

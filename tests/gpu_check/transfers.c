@@ -326,7 +326,7 @@ static fsdp_status load_state(void *context, fsdp_world *world, fsdp_error *err)
     if (status == FSDP_OK)
         status = measure_loads(&net, job, path, err);
     toy_free(&net);
-    (void)fsdp_io_remove_tree(NULL, path, NULL); /* room for the next check */
+    (void)fsdp_io_remove_tree(NULL, path, NULL); /* memory for the next check */
     return status;
 }
 

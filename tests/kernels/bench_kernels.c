@@ -1,5 +1,5 @@
 /*
- * Speed of the kernels beside memcpy on the same bytes, in GB/s of input. Not a test: it asserts
+ * Speed of the kernels against memcpy on the same bytes, in GB/s of input. Not a test: it asserts
  * nothing and prints the best of a few runs. usage: bench_kernels [MIB] [REPEATS]
  */
 #include "base/core/mem.h"
@@ -15,7 +15,7 @@
 
 typedef struct setup {
     const fsdp_kernels *kernels;
-    uint8_t *from, *to; /* to has room for size and half as much again */
+    uint8_t *from, *to; /* to has capacity for size and half as much again */
     size_t size;
     int repeats;
     double memcpy_rate; /* bytes per second */

@@ -1,5 +1,5 @@
 /*
- * Speed of kernels/train/tensor.h: every job beside memcpy over as many bytes, read and written, both in
+ * Speed of kernels/train/tensor.h: every job against memcpy over as many bytes, read and written, both in
  * turns so that other load meets both; the ratio is of the best runs. The parameters are those of a block of
  * GPT-2.
  */

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-/* Each beside a memcpy that moves as many bytes (read and written), in turns. */
+/* Each against a memcpy that moves as many bytes (read and written), in turns. */
 void bench_tensor(size_t size, int repeats);
 
 #endif

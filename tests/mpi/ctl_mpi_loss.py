@@ -3,7 +3,7 @@
 usage: ctl_mpi_loss.py MPIEXEC PROGRAM kill|stop|differ RANK ...
 
 The others must end within the deadline (1 s) and the grace, exit with 10 (another rank failed) and
-name the lost rank. Nothing that was started stays behind.
+name the lost rank. Nothing that was started stays after.
 """
 
 import os

@@ -114,7 +114,7 @@ static int check_late(void)
     return MPI_Finalize() != MPI_SUCCESS || failed;
 }
 
-/* A control plane for another thread is refused, and the first one goes on. */
+/* A control plane for another thread is refused, and the first one continues. */
 static int check_second(void)
 {
     fsdp_ctl *ctl = NULL, *second = NULL;

@@ -1,4 +1,4 @@
-"""Plants the bugs of the list beside this file, one at a time, and runs the tests that must fail.
+"""Plants the bugs of the list next to this file, one at a time, and runs the tests that must fail.
 
 run.py [--new] [--table] [ROOM, FILE or NAME...]   plants those bugs, or all; ./dev mutants calls it
     --new     only those that were not caught yet as they are in the list now

@@ -101,8 +101,9 @@ static fsdp_status register_with_all(const nccl_rank *rank, int wanted, fsdp_err
     return FSDP_OK;
 }
 
-/* Ranks 0, 2, ... of the world in another order, and all of them once more. */
-static fsdp_status run_groups(nccl_rank *rank, fsdp_error *err)
+/* Ranks 0, 2, ... of the world in another order, and all of them once more. Both groups know the blocks that
+ * every rank has. */
+static fsdp_status run_groups(nccl_rank *rank, int blocks, fsdp_error *err)
 {
     int some[NCCL_MOST_RANKS], n = 0, all[NCCL_MOST_RANKS] = {0, 1, 2, 3, 4, 5, 6, 7};
     for (int i = rank->size - 1; i >= 0; i--)
@@ -110,11 +111,19 @@ static fsdp_status run_groups(nccl_rank *rank, fsdp_error *err)
             some[n++] = i;
     fsdp_comm *groups[2] = {NULL, NULL};
     const fsdp_transport_ops *ops = rank->transport->ops;
+    const int members = rank->size + (n > 1 ? n : 0);
+    FSDP_TRY(meet(rank, err)); /* all have their blocks ... */
+    int before = fake_nccl_of()->registrations();
+    FSDP_TRY(meet(rank, err)); /* ... and know how many registrations there are */
     fsdp_status status = ops->comm_create(rank->transport, some, n, &groups[0], err);
     if (status == FSDP_OK)
         status = ops->comm_create(rank->transport, all, rank->size, &groups[1], err);
     if (status == FSDP_OK)
-        status = register_with_all(rank, 2 * rank->size + (n > 1 ? n : 0), err);
+        status = meet(rank, err);
+    expect(fake_nccl_of()->registrations() - before == blocks * members,
+           "new groups know the blocks that are there", "another number of them");
+    if (status == FSDP_OK)
+        status = register_with_all(rank, rank->size + members, err);
     for (int i = 0; i < 2 && status == FSDP_OK; i++)
         if (groups[i] && fsdp_comm_size(groups[i]) > 1)
             status = run_dtype(groups[i], FSDP_BF16, rank->stream, err);
@@ -123,16 +132,14 @@ static fsdp_status run_groups(nccl_rank *rank, fsdp_error *err)
     return status;
 }
 
-/* A group that is made later knows the blocks that are there. */
+/* Groups that are made after a block, and closed before it. */
 static fsdp_status run_groups_with_memory(nccl_rank *rank, fsdp_error *err)
 {
     float *data = fsdp_comm_alloc(rank->comm, 8 * sizeof *data);
     FSDP_TRY(meet(rank, err)); /* all have theirs ... */
-    int before = fake_nccl_of()->registrations(), alive = fake_nccl_of()->alive();
+    int alive = fake_nccl_of()->alive();
     FSDP_TRY(meet(rank, err)); /* ... and know how many registrations there are */
-    FSDP_TRY(run_groups(rank, err));
-    expect(!data || fake_nccl_of()->registrations() > before, "a new group registers memory",
-           "none");
+    FSDP_TRY(run_groups(rank, data ? 1 : 0, err));
     FSDP_TRY(meet(rank, err)); /* no rank has a group of these any more */
     expect(!data || fake_nccl_of()->alive() == alive,
            "groups that were closed leave the others alone", "another number of registrations");

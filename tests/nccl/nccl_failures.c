@@ -292,7 +292,7 @@ static void leaves_with_a_failure(void)
                FSDP_ERR_PEER, 0, "rank 0 has left with exit code 3 (not found): no corpus");
 }
 
-/* That is no failure until another rank needs it. */
+/* That is not a failure until another rank needs it. */
 static fsdp_status leave_early(nccl_rank *rank, fsdp_error *err)
 {
     FSDP_TRY(give_call(rank, err));

@@ -30,7 +30,7 @@ enum { NCCL_MOST_RANKS = 8 };
 fsdp_status open_nccl_device(fsdp_device **device_out, fsdp_stream **stream_out, fsdp_error *err);
 /* The plan of the library that FSDP_NCCL_LIB names. */
 fake_nccl_control *fake_nccl_of(void);
-/* Runs the world, and then checks that nothing is left in the fake; results has room for all ranks. */
+/* Runs the world, and then checks that nothing is left in the fake; results has capacity for all ranks. */
 void run_nccl_world(const nccl_world *world, nccl_rank *results);
 /* An all_reduce of 8 f32 for layers.1, on the rank's stream; returns when it was given. */
 fsdp_status give_call(nccl_rank *rank, fsdp_error *err);

@@ -6,7 +6,7 @@ import glob
 import re
 import sys
 
-# Arguments that may be NULL, beside err, context and opts. A call with one of them must not crash.
+# Arguments that may be NULL, next to err, context and opts. A call with one of them must not crash.
 MAY_BE_NULL = {
     "fsdp_async_save_wait": ["report_out"],
     "fsdp_checkpoint_check": ["watch"],
@@ -77,7 +77,7 @@ def is_pointer(type_name):
 
 
 def value(type_name, name):
-    """An argument that is good enough to come behind a check of another one."""
+    """An argument that is good enough to come after a check of another one."""
     base = type_name.replace("const ", "").replace("struct ", "").strip()
     if type_name in CALLBACKS:
         return f"good_{type_name[5:]}"

@@ -234,7 +234,7 @@ def an_adapter_beside_its_base():
 
 @case
 def a_checkpoint_of_a_trainer():
-    """The state of an optimizer beside it makes a whole of several parts of the directory."""
+    """The state of an optimizer next to it makes a whole of several parts of the directory."""
     write(llama(), LoraConfig(r=4, target_modules=MODULES))
     os.makedirs("run")
     shutil.copytree("adapter", "run/checkpoint-3")

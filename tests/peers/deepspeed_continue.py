@@ -1,4 +1,4 @@
-"""A run of DeepSpeed goes on in PyTorch's FSDP2 and here, from its shards.
+"""A run of DeepSpeed continues in PyTorch's FSDP2 and here, from its shards.
 
 Two ranks of real DeepSpeed train the MLP of docs/examples/continue.c in ZeRO 1, 2 and 3, save, and take
 five more steps. fsdp-convert writes the shards as DCP, which docs/examples/from_deepspeed.py loads into

@@ -1,9 +1,9 @@
-"""Universal checkpoints in both directions: ds_to_universal's are read, and DeepSpeed goes on from ours.
+"""Universal checkpoints in both directions: ds_to_universal's are read, and DeepSpeed continues from ours.
 
 Real DeepSpeed trains on two ranks in ZeRO 1, 2 and 3. ds_to_universal's result has the state of its source,
 and ours has its tensors. Engines of another stage and number of ranks, with other weights and
 hyper-parameters, load what fsdp-convert --to universal makes of the shards, of a DCP of FSDP2 and of a native
-checkpoint of docs/examples/continue.c, and have the losses of the run that went on.
+checkpoint of docs/examples/continue.c, and have the losses of the run that continued.
 
 usage: deepspeed_universal.py EXAMPLE_CONTINUE FSDP_CONVERT FSDP_DIFF
 """
@@ -32,7 +32,7 @@ SHARDED = {  # runs that are converted from shards: their stage and what else th
     # its engine gives the process another linear function, which rounds otherwise in bf16.
     "zero3": (3, {"one_group": True}),
 }
-LOADS = {  # from a run: the stages and numbers of ranks on which DeepSpeed goes on
+LOADS = {  # from a run: the stages and numbers of ranks on which DeepSpeed continues
     "zero1": [(1, 3), (2, 1)],
     "zero2-bf16": [(1, 2)],  # on as many ranks: their mean rounds to bf16
     "zero3": [(3, 3), (3, 1), (1, 1)],
@@ -62,7 +62,7 @@ def train_here(*arguments):
     return [float(line.split()[1]) for line in told.splitlines()]
 
 
-# --- DeepSpeed goes on ---
+# --- DeepSpeed continues ---
 
 
 def engine_for(source, stage):
@@ -83,7 +83,7 @@ def load_and_train(count):
         ranks.tell(f"{source}-{stage}-{count}", losses)
 
 
-# --- beside ds_to_universal ---
+# --- next to ds_to_universal ---
 
 
 def convert_with_deepspeed(source, target):

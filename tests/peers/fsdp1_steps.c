@@ -1,6 +1,6 @@
 /*
  * Steps of the FSDP1 face (the net of tests/support/nets/training.h) and every state dict after them, then
- * further steps with optimizer state that went out and in again. fsdp1_steps.py runs it beside PyTorch's
+ * further steps with optimizer state that went out and in again. fsdp1_steps.py runs it against PyTorch's
  * FSDP1.
  *
  * usage: fsdp1_steps FOLDER [NAME=NUMBER...]     numbers as in `options` below

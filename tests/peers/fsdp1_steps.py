@@ -1,6 +1,6 @@
-"""The FSDP1 face beside PyTorch's FullyShardedDataParallel over gloo, same values: losses and norms of 8
+"""The FSDP1 face against PyTorch's FullyShardedDataParallel over gloo, same values: losses and norms of 8
 steps to 1e-5 relative, flat parameters, the collectives of each step in order, state dicts of model and
-optimizer. The last steps go on from optimizer state that was scattered and loaded.
+optimizer. The last steps continue from optimizer state that was scattered and loaded.
 
 PyTorch's compression hooks need a GPU (record_stream), so they are not here.
 
@@ -110,7 +110,7 @@ def compare_dicts(where, ours, theirs):
 
 
 def merge(dicts):
-    """Parts of all ranks, one behind the other; what all have whole is there once."""
+    """Parts of all ranks, one after the other; what all have whole is there once."""
     merged = {}
     for name, first in dicts[0].items():
         if name == "param_groups":
@@ -130,7 +130,7 @@ def without_empty(ours, theirs):
 
 
 def without_padding(padded, plain):
-    """A chunk of a flat parameter without the zeros behind it."""
+    """A chunk of a flat parameter without the zeros after it."""
     found = dict(padded)
     for name in set(plain) & set(padded) - {"param_groups"}:
         count, (numbers, shape) = len(plain[name][0]), padded[name]

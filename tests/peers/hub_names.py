@@ -185,7 +185,7 @@ def renames_of(plain):
 
 
 def head_of(pattern, new, depth):
-    """The new beginning where the rest behind `depth` elements stays; None: it does not."""
+    """The new beginning where the rest after `depth` elements stays; None: it does not."""
     rest, words = pattern.split(".")[depth:], new.split(".")
     return ".".join(words[:len(words) - len(rest)]) if words[len(words) - len(rest):] == rest else None
 

@@ -154,7 +154,7 @@ def expect(
     source=None,
     logits=None,
 ):
-    """Writes expected.json beside data/. files: those beside the weights, each with the equal one of SRC."""
+    """Writes expected.json next to data/. files: those next to the weights, each with that of SRC."""
     told = {"made_by": made_by, "looks_like": looks_like, "made_with": list(made_with)}
     if source:
         told["source"] = source

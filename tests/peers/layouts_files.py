@@ -251,7 +251,7 @@ def mlx_model(data):
 
 @case
 def mlx_adapters(data):
-    """mlx_lm.lora: the last adapters, and those of earlier steps beside them."""
+    """mlx_lm.lora: the last adapters, and those of earlier steps next to them."""
     import mlx.core as mx
 
     folder = Path("adapters")
@@ -388,7 +388,7 @@ def nanotron(data):
 
 
 def write_hub(index):
-    """Two shards of transformers, and consolidated.safetensors for the company's own loader beside them."""
+    """Two shards of transformers, and consolidated.safetensors for the company's own loader next to them."""
     model = tiny_llama()
     folder = Path("model")
     model.save_pretrained(folder, max_shard_size="3KB")

@@ -319,7 +319,7 @@ def app_rank(rank, folder):
 
 @case
 def dcp_app(data):
-    """The AppState of PyTorch's recipe for DCP, with an average beside the model."""
+    """The AppState of PyTorch's recipe for DCP, with an average next to the model."""
     ranks(app_rank, "checkpoint")
     tensors, logits = whole_net()
     average = {name: tensor * 0.5 for name, tensor in tensors.items()}

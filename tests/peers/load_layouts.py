@@ -125,7 +125,7 @@ def main():
             result = "loaded"
             try:
                 loads(folder, case, command)
-            except Exception as error:  # the other cases go on
+            except Exception as error:  # the other cases continue
                 result = "failed"
                 print(f"--- {folder.name}: {command}\n{type(error).__name__}: {error}")
         counts[result] += 1

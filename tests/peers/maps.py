@@ -147,7 +147,7 @@ NAMES_OF_META = {
 
 
 def neighbours(weight, heads):
-    """Rows of a head in the order in which Meta rotates them: an element beside its partner."""
+    """Rows of a head in the order in which Meta rotates them: an element next to its partner."""
     return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape).contiguous()
 
 

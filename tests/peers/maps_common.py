@@ -28,7 +28,7 @@ def convert(*arguments):
 
 def compare(printed, arguments):
     """Runs the fsdp-diff that a conversion with a map suggests: it finds source and result equal. It would
-    lack the sizes where the config.json is beside neither."""
+    lack the sizes where the config.json is next to neither."""
     line = printed.partition("\nnext  ")[2]
     if not line and "--copy-from" in arguments and "hf" not in arguments:
         return

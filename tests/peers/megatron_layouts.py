@@ -8,7 +8,7 @@ def padded(weight, rows=256):
 
 
 def interleaved(queries, keys, values, groups):
-    """Rows of queries beside the key and the value of their group."""
+    """Rows of queries next to the key and the value of their group."""
     parts = [part.unflatten(0, (groups, -1)) for part in (queries, keys, values)]
     return torch.cat(parts, dim=1).flatten(0, 1)
 

@@ -124,7 +124,7 @@ class Orders:
 
 
 def wrapped(words):
-    """Lines of the words, those behind the first one indented."""
+    """Lines of the words, those after the first one indented."""
     line = words[0]
     for word in words[1:]:
         if len(line) + 1 + len(word) > COLUMNS:

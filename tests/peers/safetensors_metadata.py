@@ -1,4 +1,4 @@
-"""Texts beside the tensors, as the library of safetensors writes and reads them, survive conversions.
+"""Texts next to the tensors, as the library of safetensors writes and reads them, survive conversions.
 
 usage: safetensors_metadata.py FSDP-CONVERT
 """

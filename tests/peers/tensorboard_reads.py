@@ -1,4 +1,4 @@
-"""TensorBoard's own reader beside metrics.jsonl: every number of events.out.tfevents.*, step by step.
+"""TensorBoard's own reader next to metrics.jsonl: every number of events.out.tfevents.*, step by step.
 
 usage: tensorboard_reads.py BUILD
 """

@@ -4,7 +4,7 @@ Files for the hub hold one of the names, and the state_dict of a model has all o
 usage: tied_names.py TABLE [--check]    --check: exit 1 where TABLE holds something else
 
 Lines "for CLASS ..." and "tied CLASS ..." begin the names of these classes; the latter tie also where
-config.json does not say so. The lines behind them have a further name and the name of its tensor. A class and
+config.json does not say so. The lines after them have a further name and the name of its tensor. A class and
 its base model say them; expressions (tensors of layers) and models within models are left out.
 """
 

@@ -1,4 +1,4 @@
-"""Training goes on in the other program, with its optimizer: docs/examples/continue.c and continue.py.
+"""Training continues in the other program, with its optimizer: docs/examples/continue.c and continue.py.
 
 C to PyTorch: three steps here, fsdp-convert --to dcp in both forms of the optimizer, loaded strictly by
 FSDP2 on two ranks; three more steps there have the losses of three more steps here. PyTorch to C: the same,
@@ -97,7 +97,7 @@ def compare(what, losses, wanted):
 
 
 def refuse(path, *words):
-    """The refusal names what to leave out, and then training goes on."""
+    """The refusal names what to leave out, and then training continues."""
     done = run(PROGRAM, "--np", RANKS, "never", 1, path)
     assert done.returncode == 2 and all(word in done.stderr for word in words), (done.returncode, done.stderr)
     print(done.stderr.splitlines()[0])

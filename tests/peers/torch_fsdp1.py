@@ -273,7 +273,7 @@ def local_dict(model):
 
 
 def full_optim(model, optimizer):
-    """As full_optim_state_dict, whose moments share one buffer on the CPU: cpu() is no copy there."""
+    """As full_optim_state_dict, whose moments share one buffer on the CPU: cpu() is not a copy there."""
     config = FullOptimStateDictConfig(rank0_only=False, offload_to_cpu=False)
     with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, None, config):
         return FSDP.optim_state_dict(model, optimizer)

@@ -149,7 +149,7 @@ def nesting(folder):
 
 
 def tuples(folder):
-    """Objects are what they were: tuples, and objects that are no dict."""
+    """Objects are what they were: tuples, and objects that are not dicts."""
     state = {"random": random.getstate(), "pair": (torch.ones(2), [torch.zeros(1), ()]), "none": (),
              "nested": ((1,), [(2.5, None)]), "state": {0: {"x": (torch.ones(3), 1)}},
              "param_groups": [{"betas": (0.9, 0.999), "params": [0]}]}

@@ -1,4 +1,4 @@
-"""./dev bench step beside PyTorch's FSDP2 over gloo, same values: losses of 20 AdamW steps to 1e-5 relative,
+"""./dev bench step against PyTorch's FSDP2 over gloo, same values: losses of 20 AdamW steps to 1e-5 relative,
 the shards of each rank, and the events of each step in order.
 
 usage: torch_steps.py BUILD

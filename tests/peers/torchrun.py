@@ -39,7 +39,7 @@ def check_ranks(n, said):
 
 
 check_ranks(3, run(3, ["--standalone"], PROGRAM))
-# A shared store, a run id and a first try that fails: the second one must meet anew.
+# A shared store, a run id and a first try that fails: the second one must meet again.
 with tempfile.TemporaryDirectory() as folder:
     flag = Path(folder) / "failed"
     script = f'if [ "$RANK" = 1 ] && mkdir {flag} 2>/dev/null; then exec {PROGRAM} exit 1 3; fi; ' \

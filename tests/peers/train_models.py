@@ -1,4 +1,4 @@
-"""fsdp-train beside PyTorch and transformers: 50 steps of the same model, and exports that
+"""fsdp-train against PyTorch and transformers: 50 steps of the same model, and exports that
 transformers loads.
 
 usage: train_models.py BUILD
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig, Qwen3Config
 
 BUILD = Path(sys.argv[1]).resolve()
 STEPS = 50
@@ -20,6 +20,8 @@ GPT2 = GPT2Config(n_layer=2, n_head=6, n_embd=36, n_positions=32, vocab_size=97,
                   attn_pdrop=0, bos_token_id=1, eos_token_id=2)
 LLAMA = LlamaConfig(num_hidden_layers=2, hidden_size=32, intermediate_size=72, num_attention_heads=4,
                     num_key_value_heads=2, vocab_size=97, max_position_embeddings=32)
+QWEN3 = Qwen3Config(num_hidden_layers=2, hidden_size=32, intermediate_size=72, num_attention_heads=4,
+                    num_key_value_heads=2, head_dim=12, vocab_size=97, max_position_embeddings=32)
 problems = []
 
 
@@ -117,7 +119,8 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         check_steps("gpt2", GPT2, Path(work))
         check_steps("llama", LLAMA, Path(work))
-        for family in "gpt2", "llama", "mistral", "qwen2":
+        check_steps("qwen3", QWEN3, Path(work))
+        for family in "gpt2", "llama", "mistral", "qwen2", "qwen3":
             check_bytes(family, Path(work))
     print("\n".join(problems) or "ok")
     return 1 if problems else 0

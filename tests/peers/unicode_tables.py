@@ -29,7 +29,7 @@ def of_pattern(pattern):
 
 
 def beside_token(**option):
-    """(code point, where the token that follows it begins: at it, behind it, or None) for all of them."""
+    """(code point, where the token that follows it begins: at it, after it, or None) for all of them."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.add_tokens([AddedToken("\x01", normalized=False, **option)])
     for block in blocks():

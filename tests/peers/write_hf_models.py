@@ -1,4 +1,4 @@
-"""Writes models of transformers into tests/golden/hf whose configs change the mathematics, each with what
+"""Writes models of transformers into tests/golden/hf whose configs change the computation, each with what
 transformers computes: logits, greedy ids, ten losses, norms and gradients. tests/train/models.py compares.
 
 usage: write_hf_models.py GOLDEN
@@ -32,6 +32,8 @@ MODELS = {
     "mistral_window": transformers.MistralConfig(**SMALL, sliding_window=3, head_dim=4),
     "qwen2_windows": transformers.Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=4,
                                               max_window_layers=1),
+    "qwen3_heads": transformers.Qwen3Config(**SMALL, head_dim=6, attention_bias=True, rms_norm_eps=1e-3,
+                                            use_sliding_window=True, sliding_window=4, max_window_layers=1),
 }
 
 

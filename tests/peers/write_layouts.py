@@ -1,5 +1,5 @@
 """Writes tests/golden/layouts: one directory per framework, by the framework itself where it installs,
-and beside each what must come out of it. README.md there lists the packages; tests/cli/layouts.py compares.
+and next to each what must come out of it. README.md there lists the packages; tests/cli/layouts.py compares.
 
 usage: write_layouts.py GOLDEN [CASE...]    with the Python of an environment that holds the frameworks
 """

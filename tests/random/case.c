@@ -161,7 +161,7 @@ int case_shards(const training_case *c, const case_param *param)
 }
 
 /* Numbers that one rank adds up as all do: wide enough that a partial sum is not rounded, and divided
- * behind the sum or by a power of two. */
+ * after the sum or by a power of two. */
 static bool adds_alike(const training_case *c, const case_param *param)
 {
     const case_unit *unit = &c->units[param->unit];

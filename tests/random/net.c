@@ -92,7 +92,7 @@ static fsdp_status make_unit(random_net *net, int i, fsdp_error *err)
     return fsdp_unit_create(net->toy.model, unit->name, &opts, &net->units[i], err);
 }
 
-/* Inner units come behind theirs, and take their parameters first. */
+/* Inner units come after theirs, and take their parameters first. */
 static fsdp_status make_units(random_net *net, fsdp_error *err)
 {
     for (int i = net->c->unit_count - 1; i > CASE_ROOT_UNIT; i--)

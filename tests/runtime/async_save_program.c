@@ -1,7 +1,7 @@
 /*
  * Saving in the background as a program that is launched, in any way. Without arguments ranks are threads.
  *
- * moment   training goes on while the disk waits; the checkpoint has the bytes of one that was saved before
+ * moment   training continues while the disk waits; the checkpoint has the bytes of one that was saved before
  * lost     the last rank dies while its save is in flight: nothing is published
  */
 #include "tests/support/disk/io_fault.h"

@@ -169,7 +169,7 @@ def local_exits():
         expect_run(1, r"has left the group with exit code 1: it takes no part", *options, "leave", 1, 1)
     expect_run(1, "rank 1 has left with exit code 1\n", "--np", 3, "exit", 1, 1)
     for options in ([], ["--np", 2], ["--threads", 2]):
-        expect_run(70, "rank 0 returned 256, as exit code that would be 0", *options, "exit", 0, 256)
+        expect_run(70, "rank 0 returned 256, which as an exit code would be 0", *options, "exit", 0, 256)
     ignoring = ("/bin/sh", "-c", "trap '' CHLD; exec \"$0\" \"$@\"", PROGRAM)
     check_ranks(2, expect_run(0, "rank 0", "--np", 2, command=ignoring), "SIGCHLD is ignored")
     expect_run(7, "rank 1 ended with exit code 7", "--np", 2, "exit", 1, 7, command=ignoring)
@@ -267,8 +267,8 @@ def local_refusals():
         ("FSDP_NP and FSDP_THREADS", [], {"FSDP_NP": 2, "FSDP_THREADS": 2}),
         ("--comm threads contradicts --np", ["--np", 2, "--comm", "threads"], {}),
         ("--np needs a value", ["--np"], {}),
-        ("each rank writes its own file", ["--np", 2, "--trace", "x"], {}),
-        ("there is no device 'x'", ["--np", 2, "--device", "x"], {}),
+        ("each rank writes a separate file", ["--np", 2, "--trace", "x"], {}),
+        ("unknown device 'x'", ["--np", 2, "--device", "x"], {}),
         ("RANK is not set", [], {"WORLD_SIZE": 2}),
         ("--np contradicts mpirun", ["--np", 2], {"OMPI_COMM_WORLD_RANK": 1, "OMPI_COMM_WORLD_SIZE": 2}),
     ]:
@@ -433,7 +433,7 @@ def bootstrap_beside_other_clients():
     clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(80)]
     clients[70].sendall(b"GET / HTTP/1.0\r\n\r\n")
     foreign = member(2, 3, port, FSDP_JOB_ID="theirs")
-    expect_error(foreign, 2, "another job's rendezvous is there")
+    expect_error(foreign, 2, "another job's rendezvous listens")
     bootstrap_all("a bootstrap beside other clients", [*processes, member(2, 3, port)])
     for client in clients:
         client.close()
@@ -445,7 +445,7 @@ def contradict_each_other():
     wait_for(lambda: is_connected(port))
     processes.append(member(1, 3, port))
     for process in processes:
-        expect_error(process, 2, "two processes say that they are rank 1")
+        expect_error(process, 2, "two processes claim to be rank 1")
     port = free_port()
     for process in [member(rank, 3 + rank, port) for rank in (0, 1)]:
         expect_error(process, 2, "rank 1 .* was started with a world of 4 ranks, rank 0 with 3")
@@ -462,7 +462,8 @@ def wait_in_vain():
         for process in absent:
             expect_error(process, 10, "ranks 1, 3 did not connect within 1 s")
         expect_error(nobody, 10, "rank 0 did not answer within 0.5 s: .*refused")
-        expect_error(silent, 10, "did not answer within 0.5 s: it is stuck, or something else listens there")
+        expect_error(silent, 10, "did not answer within 0.5 s: it is stuck, or another program listens "
+                     "at that address")
 
 
 def bootstrap_with_few_files():

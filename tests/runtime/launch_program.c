@@ -107,7 +107,7 @@ static fsdp_status wait_for_others(fsdp_world *world, fsdp_error *err)
         FSDP_TRY(fsdp_world_mean(world, &value, err));
 }
 
-/* All but the special rank go on, until they hear that it has left. */
+/* All but the special rank continue, until they hear that it has left. */
 static int leave_group(fsdp_world *world, int special, int number)
 {
     int64_t shape[] = {fsdp_world_size(world)};

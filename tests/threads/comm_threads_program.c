@@ -110,7 +110,7 @@ static void run_troubles(void)
     }
 }
 
-/* Groups of two beside the group of all, each used by another thread at the same time. */
+/* Groups of two next to the group of all, each used by another thread at the same time. */
 typedef struct comm_run {
     fsdp_comm *comm;
     comm_rounds rounds;

@@ -106,7 +106,7 @@ static fsdp_status forward_and_backward(toy *net, uint64_t microbatch, double *l
     return fsdp_root_end_backward(net->root, err);
 }
 
-/* Memory that two layers share would make them equal; zeros may be behind a relu. */
+/* Memory that two layers share would make them equal; zeros may be after a relu. */
 static fsdp_status expect_different(toy *net, fsdp_error *err)
 {
     for (int i = 1; i < LAYERS; i++)

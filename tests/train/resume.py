@@ -155,7 +155,7 @@ def signals(work):
 
 
 def second_interrupt(work):
-    """The second SIGINT ends the program while it goes on with its step or save."""
+    """The second SIGINT ends the program while it continues with its step or save."""
     directory = place(work, "SIGINT twice")
     # a step of many seconds, of which only the begin is waited for
     process = start(command(directory, 2, "--model.width", 256, "--train.batch", 8192, "--train.micro", 32))
@@ -214,7 +214,7 @@ def stop_file(work):
 
 
 def stop_directory(work):
-    """A directory in the place of STOP stops the training, too, and is named; none starts beside it."""
+    """A directory in the place of STOP stops the training, too, and is named; none starts next to it."""
     directory = place(work, "STOP directory")
     process = start(command(directory, 2))
     wait_for_step(directory, 3, process)
@@ -348,7 +348,7 @@ def children_of(process):
 
 
 def random_kill(work, number):
-    """SIGKILL of a rank or all, or SIGTERM, at a random time; then others go on."""
+    """SIGKILL of a rank or all, or SIGTERM, at a random time; then others continue."""
     draw = random.Random(number)
     ranks, others = draw.randint(1, 4), draw.choice([None, None, 1, 2, 3, 4])
     name, how = f"kill {number}", draw.choice(["one", "all", "term"])
@@ -508,8 +508,8 @@ def full_disk(work):
 
 
 def failed_behind(work):
-    """A save that fails while a step goes on ends the training at the next save, or before. On one processor
-    the saver, which is nicer than the step, is not done by then."""
+    """A save that fails while a step continues ends the training at the next save, or before. On one
+    processor the saver, which is nicer than the step, is not done by then."""
     def limit():
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         limit_files(4000000)()
@@ -636,7 +636,7 @@ def read_safetensors(path):
 
 
 def tied_head(work):
-    """A head of its own beside a tied embedding is told; one that repeats the embedding is none."""
+    """A head of its own next to a tied embedding is told; one that repeats the embedding is none."""
     directory = place(work, "tied head")
     model = set_up_model(directory)
     weights = read_safetensors(model / "model.safetensors")
@@ -832,7 +832,7 @@ def runs(work):
 
 
 def mixed(work):
-    """bf16 parameters in the mathematics end within 2 % of the loss of f32: the model of ./dev demo, which is
+    """bf16 parameters in the computation end within 2 % of the loss of f32: the model of ./dev demo, which is
     the default one; all 900 steps of the demo with FSDP_TEST_SAMPLE=1. After 40 steps at the demo's rate the
     losses of one dtype are as far apart when a page is added to the text: the first steps go slower."""
     steps, rate = (900, 4e-3) if os.environ.get("FSDP_TEST_SAMPLE") == "1" else (40, 1e-3)

@@ -300,8 +300,8 @@ def rows_by_hash(work, model, rows):
 
 
 def epochs(work):
-    """Batches go on over the end of an epoch: every epoch has each sequence once, in an order of its own. 11
-    sequences in batches of 5: the third batch and the fifth are of two epochs."""
+    """Batches continue over the end of an epoch: every epoch has each sequence once, in an order of its own.
+    11 sequences in batches of 5: the third batch and the fifth are of two epochs."""
     text = TEXT[:11 * CONTEXT + 1]
     (work / "short.txt").write_text(text)
     more = ["--data.path", work / "short.txt", "--data.val", work / "short.txt", "--eval.every", 0]
@@ -442,7 +442,7 @@ def stale(work):
     done = train(directory, *words, "--optim.lr", 1e-300)
     expect_refusal("stale", done, 2, "stale: the model of step 2", "step 1")
     check("stale: the one before", steps_of(directory) == [1], steps_of(directory))
-    for how in "retry", "continue": # that is no failure that may pass
+    for how in "retry", "continue": # that is not a failure that may pass
         again = train(place(work, f"stale {how}"), *words, "--optim.lr", 1e-300, "--save.on_error", how)
         expect_refusal(f"stale {how}", again, 2, "stale: the model of step 2")
         check(f"stale {how}: tries", "is not saved" not in again.stderr, again.stderr)
@@ -455,7 +455,7 @@ def stale(work):
 
 
 def export_memory(work):
-    """An export takes less than --mem beside what the smallest takes."""
+    """An export takes less than --mem more than the smallest."""
     peaks = []
     for name, width in ("small", 16), ("large", 320):
         directory = trained(work, name, "--steps", 0, "--model.width", width, "--model.layers", 4)

@@ -126,7 +126,7 @@ typedef struct bench_proof {
 } bench_proof;
 fsdp_status bench_prove(fsdp_checkpoint *checkpoint, bench_proof *proof, fsdp_error *err);
 
-/* Is the checkpoint one that `make` with these options would go on behind? Else FSDP_ERR_EXISTS. */
+/* Is the checkpoint one that `make` with these options would continue after? Else FSDP_ERR_EXISTS. */
 fsdp_status bench_check_goes_on(const bench_options *opts, const char *path, fsdp_error *err);
 
 /* --- ranks ------------------------------------------------------------------------------------ */

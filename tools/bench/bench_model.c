@@ -173,7 +173,7 @@ static void make_weights_bf16(bench_model *model)
             model->params[i].dtype = FSDP_BF16;
 }
 
-/* 9,987 parameters with three tensors each behind them, and 52 buffers: 40,000 tensors. The weights
+/* 9,987 parameters with three tensors each after them, and 52 buffers: 40,000 tensors. The weights
  * are bf16 and their moments f32. */
 static void add_moe(bench_model *model)
 {

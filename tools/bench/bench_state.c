@@ -1,4 +1,4 @@
-/* State dicts of one rank: a model's weights, their Adam moments, and the values beside them. */
+/* State dicts of one rank: a model's weights, their Adam moments, and the values next to them. */
 #include "tools/bench/bench.h"
 
 #include <inttypes.h>

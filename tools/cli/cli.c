@@ -702,6 +702,21 @@ static fsdp_status check_stack(fsdp_error *err)
                      (unsigned long long)limit.rlim_cur >> 10, LEAST >> 10);
 }
 
+/* Under 'ulimit -v' a stack that has to grow later is a crash: what a tool needs is taken now. */
+static fsdp_status take_stack(fsdp_error *err)
+{
+    enum { NEEDED = 512 << 10, PAGE = 4096 };
+    void *volatile place = malloc(2 * NEEDED); /* compilers drop one that nobody looks at */
+    if (!place)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate %d KiB for the stack", NEEDED >> 10);
+    free(place);
+    char stack[NEEDED];
+    volatile char *at = stack;
+    for (size_t i = NEEDED; i > 0; i -= PAGE)
+        at[i - 1] = 0;
+    return FSDP_OK;
+}
+
 void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
 {
     fsdp_error err = {0};
@@ -716,7 +731,7 @@ void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
         exit(cli_end(FSDP_OK, NULL));
     }
     cli_process.wants_json = has_json(argc, argv);
-    if (check_stack(&err) != FSDP_OK)
+    if (check_stack(&err) != FSDP_OK || take_stack(&err) != FSDP_OK)
         exit(cli_end(err.status, &err));
     argv = cli_process.arguments = copy_arguments(argc, argv);
     check_options(tool->argp, argc, argv);

@@ -161,8 +161,8 @@ static fsdp_status open_file(const char *path, fsdp_error *err)
     file.fd = open(path, flags, 0644);
     if (file.fd < 0 && errno == ELOOP)
         return fsdp_fail(err, FSDP_ERR_REFUSED,
-                         "cannot open the log '%s': it is a symbolic link, and those are not "
-                         "followed here; name what it leads to",
+                         "cannot open the log '%s': it is a symbolic link, which is not followed; "
+                         "name its target",
                          path);
     if (file.fd < 0 && errno == EISDIR)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the log '%s' is a directory: name a file", path);

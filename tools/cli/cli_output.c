@@ -117,7 +117,7 @@ static fsdp_status write_parts(int fd, const char *output, const cli_part *parts
     return st;
 }
 
-/* A new file beside the target, whatever lies there: nothing is followed or emptied. */
+/* A new file next to the target, whatever lies there: nothing is followed or emptied. */
 static fsdp_status create_beside(const char *target, const char *output, char beside[PATH_MAX],
                                  int *fd_out, fsdp_error *err)
 {

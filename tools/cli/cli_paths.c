@@ -62,7 +62,7 @@ static fsdp_status check_dcp(const char *path, const char *name, const char *dir
                      path, directory);
 }
 
-/* Files beside the weights of a Hugging Face model, such as config.json. */
+/* Files next to the weights of a Hugging Face model, such as config.json. */
 static fsdp_status check_beside_weights(const char *path, const char *name, const char *directory,
                                         fsdp_error *err)
 {

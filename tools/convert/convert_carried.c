@@ -1,5 +1,5 @@
 /* fsdp-convert's reports on entries and files that are not converted one to one: tied names that are
- * left out, files that are copied beside the weights, entries of missing files. See convert_tool.h. */
+ * left out, files that are copied next to the weights, entries of missing files. See convert_tool.h. */
 #include "tools/convert/convert_tool.h"
 #include "base/text.h"
 

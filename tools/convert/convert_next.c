@@ -411,7 +411,7 @@ static void add_map(fsdp_text *text, const convert_options *opts, const fsdp_con
     }
 }
 
-/* Names of values that the writer of a format makes anew; NULL: none. A checkpoint of Megatron has objects
+/* Names of values that the writer of a format makes again; NULL: none. A checkpoint of Megatron has objects
  * and a common state that its map does not make; a universal one is of one rank, with a step per group. */
 static const char *made_anew(const left_out *left)
 {
@@ -422,7 +422,7 @@ static const char *made_anew(const left_out *left)
                : NULL;
 }
 
-/* Texts beside the tensors, as fsdp-diff names them, unless the result has all of the source's. */
+/* Texts next to the tensors, as fsdp-diff names them, unless the result has all of the source's. */
 static const char *lost_metadata(const left_out *left)
 {
     const fsdp_select_opts *select = &left->opts->convert.select;
@@ -585,7 +585,7 @@ static void add_command(fsdp_text *text, const convert_options *opts, const drop
     fsdp_text_addf(text, ": fsdp-convert");
     for (int i = 1; i < opts->argc; i++) {
         if (strcmp(opts->argv[i], "--") == 0)
-            text->failed = true; /* what is behind it is no option */
+            text->failed = true; /* what is after it is not an option */
         cli_add_argument(text, opts->argv[i]);
     }
     for (size_t i = list->given; i < list->count; i++)

@@ -191,6 +191,9 @@ static void add_form(fsdp_text *text, const convert_options *opts, const fsdp_co
         fsdp_text_addf(
             text, "hyper-parameters %s, as PyTorch's get_optimizer_state_dict has them%s",
             is_flat ? "flat" : "nested", is_flat ? " with flatten_optimizer_state_dict" : "");
+    if (plan->optim_named > 0)
+        fsdp_text_addf(text, "; %" PRId64 " parameters that the optimizer numbers get names",
+                       plan->optim_named);
 }
 
 static void add_tokenizer(fsdp_text *text, const convert_options *opts,

@@ -82,7 +82,7 @@ static void fill_tables(void)
                                          .arg = row->value,
                                          .flags = row->is_usual ? CLI_USUAL : 0,
                                          .doc = row->help,
-                                         .group = row->group};
+                                         .group = (int)row->group};
         if (row->word_at || row->words)
             *completed++ = (cli_words){row->name, row->word_at ? list_words(row)
                                                                : row->words + row->first_word};
@@ -148,7 +148,7 @@ static void parse_names(convert_options *opts, const char *arg)
     opts->hub_names = strcmp(word, "hub") == 0;
 }
 
-/* A list has room for as many items as there are arguments, and one more. */
+/* A list has capacity for as many items as there are arguments, and one more. */
 static void add_item(convert_options *opts, int row, const char *item)
 {
     const fsdp_convert_option *option = fsdp_convert_option_at((size_t)row);

@@ -67,7 +67,7 @@ void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_c
 
 /* "  cast 122 tensors: 120 f32 -> bf16, 2 f16 -> bf16" */
 void convert_add_casts(fsdp_text *text, const fsdp_convert_plan *plan);
-/* A member with a comma behind it; of a plan only what will be cast. */
+/* A member with a comma after it; of a plan only what will be cast. */
 void convert_add_casts_json(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 /* "0 overflow, 0 NaN, max rel rounding 3.9e-03, " */
 void convert_add_cast_result(fsdp_text *text, const fsdp_cast_report *cast);
@@ -87,7 +87,7 @@ void convert_name_source(const convert_options *opts, fsdp_error *err);
 
 /* --- convert_carried.c ------------------------------------------------------------------------ */
 
-/* Lines of the plan, members of the JSON: tied names, files beside the weights, what is missing. */
+/* Lines of the plan, members of the JSON: tied names, files next to the weights, what is missing. */
 void convert_add_carried(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_add_carried_json(fsdp_text *text, const fsdp_convert_plan *plan);
 
@@ -97,7 +97,7 @@ void convert_add_carried_json(fsdp_text *text, const fsdp_convert_plan *plan);
 typedef enum convert_note {
     CONVERT_NOTE_SHORT,        /* "3 of 148 tensors have no dim 7 and are cut along dim 0" */
     CONVERT_NOTE_UNREAD,       /* "1 weight file of 'run' is not read: optim.pt" */
-    CONVERT_NOTE_EXTRA,        /* "1 tensor is no part of the llama that config.json describes: ..." */
+    CONVERT_NOTE_EXTRA,        /* "1 tensor is not a part of the llama that config.json describes: ..." */
     CONVERT_NOTE_MISSING,      /* "2 incomplete entries are left out: ..." */
     CONVERT_NOTE_STRIPPED,     /* "strip 'model.' from 29 names (--names keep leaves them)" */
     CONVERT_NOTE_TIED,         /* "1 tied name is left out: lm_head.weight (the same as ...)" */

@@ -184,7 +184,8 @@ static fsdp_status add_tensors(ls_listing *listing, digest_cache *cache, fsdp_te
         const fsdp_entry *entry = fsdp_sd_at(listing->sd, listing->order[i]);
         bool is_noted =
             entry->kind == FSDP_ENTRY_ALIAS && strcmp(listing->info->format, "safetensors") == 0;
-        if (entry->kind == FSDP_ENTRY_VALUE || is_noted) /* a name in the metadata is no tensor */
+        if (entry->kind == FSDP_ENTRY_VALUE ||
+            is_noted) /* a name in the metadata is not a tensor */
             continue;
         add_key(text, entry->name, entry->name_size, &is_first);
         FSDP_TRY(add_tensor(listing, cache, listing->order[i], text, err));

@@ -132,7 +132,7 @@ static bool holds_plugin(const char *directory)
     return access(file, R_OK) == 0;
 }
 
-/* Beside the program: in the build tree, and where `cmake --install` puts both. */
+/* In addition to the program: in the build tree, and where `cmake --install` puts both. */
 void ls_plugin_path(char *out, size_t size)
 {
     static const char *const places[] = {FSDP_PLUGIN_DIRS};

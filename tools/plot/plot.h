@@ -4,8 +4,8 @@
  *   plot_run_read (a file into series of bounded size) -> plot_draw (series into the text of an SVG)
  *
  * In come paths of runs, out comes the text; the tool writes it. Only fsdp-plot calls this room.
- * docs/man/fsdp-train.1.scd says what the lines hold. An unknown event and an unknown member are no errors, a
- * line that is no JSON object with a step is.
+ * docs/man/fsdp-train.1.scd says what the lines hold. An unknown event and an unknown member are not errors,
+ * a line that is not a JSON object with a step is.
  */
 #ifndef FSDP_PLOT_H
 #define FSDP_PLOT_H

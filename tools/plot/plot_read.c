@@ -140,7 +140,7 @@ static fsdp_status take_line(plot_run *run, const char *path, const char *data, 
 
 /* --- the file ------------------------------------------------------------------------------------ */
 
-/* All lines of the first `left` bytes: a training may go on writing meanwhile. */
+/* All lines of the first `left` bytes: a training may continue writing meanwhile. */
 static fsdp_status read_lines(plot_run *run, FILE *file, const char *path, int64_t left,
                               fsdp_error *err)
 {

@@ -33,8 +33,8 @@ static void put_all(plot_series *series, const plot_bin *from)
         put(bin_of(series, points[i].step), points[i]);
 }
 
-/* Makes room for a step outside of the bins. Below them is then as much room again, so that steps in falling
- * order do not move all bins each time. */
+/* Reserves memory for a step outside of the bins. Below them is then as much room again, so that steps in
+ * falling order do not move all bins each time. */
 static void make_room(plot_series *series, int64_t step)
 {
     const plot_series old = *series;

@@ -1,7 +1,8 @@
 /*
- * fsdp-train: trains a transformer in shards, saves it into a run, goes on from there, evaluates and samples.
- * In: the command line and a configuration. Out: calls of the runtime, checkpoints, metrics and an exit code.
- * fsdp_train.c is the main; tests/bench measures steps with train_job_make, train_config_init and train_step.
+ * fsdp-train: trains a transformer in shards, saves it into a run, continues from there, evaluates and
+ * samples. In: the command line and a configuration. Out: calls of the runtime, checkpoints, metrics and an
+ * exit code. fsdp_train.c is the main; tests/bench measures steps with train_job_make, train_config_init and
+ * train_step.
  *
  *   train_config.c    [section] key = value
  *   train_options.c   the command line
@@ -9,7 +10,7 @@
  *   train_source.c    a checkpoint, run or Hugging Face directory -> model, tokenizer, weights
  *   train_batches.c   the ids of a step
  *   train_job.c       a job's objects: mesh, model, optimizer, data
- *   train_state.c     what a checkpoint holds beside tensors, and whether a resume fits it
+ *   train_state.c     what a checkpoint holds next to tensors, and whether a resume fits it
  *   train_step.c      one step; evaluation
  *   train_save.c      checkpoints
  *   train_signals.c   signals, and the file STOP, that ask for a save and the end
@@ -91,7 +92,7 @@ typedef struct train_source {
 /* Local. `path` is a checkpoint, a run (its newest that is whole) or a directory with config.json. */
 fsdp_status train_source_open(const char *path, train_source *source_out, fsdp_error *err);
 void train_source_close(train_source *source);
-/* Local. FSDP_ERR_USAGE: the config ties the head, and the files have another one beside the embedding. */
+/* Local. FSDP_ERR_USAGE: the config ties the head, and the files have another one next to the embedding. */
 fsdp_status train_source_check_head(const train_source *source, fsdp_error *err);
 /* Collective. Brings the parameters. */
 fsdp_status train_source_load_model(const train_source *source, fsdp_root *root, fsdp_error *err);
@@ -152,12 +153,12 @@ typedef struct train_batch {
 
 fsdp_status train_batches_open(train_job *job, fsdp_error *err);
 void train_batches_close(train_batches *batches);      /* accepts NULL */
-/* Local, equal on all ranks. The batch of the step behind those done; borrowed until the next call. */
+/* Local, equal on all ranks. The batch of the step after those done; borrowed until the next call. */
 fsdp_status train_batches_next(train_job *job, train_batch *batch_out, fsdp_error *err);
-/* Local. Batch i of the held-out data; false behind the last one. */
+/* Local. Batch i of the held-out data; false after the last one. */
 fsdp_status train_batches_held_out(train_job *job, int64_t i, train_batch *batch_out, bool *is_there_out,
                                    fsdp_error *err);
-/* The files behind it, for checkpoints. */
+/* The files after it, for checkpoints. */
 fsdp_status train_batches_describe(const train_job *job, fsdp_value *value_out, fsdp_error *err);
 
 /* --- steps (train_step.c) ------------------------------------------------------------------------ */
@@ -186,7 +187,7 @@ int train_use_tokenizer(const train_options *opts);
 
 /* --- checkpoints (train_state.c, train_save.c) --------------------------------------------------- */
 
-/* The values of a checkpoint beside tensors. */
+/* The values of a checkpoint next to tensors. */
 fsdp_status train_state_add(const train_job *job, fsdp_sd *sd, fsdp_error *err);
 /* Collective. Model, optimizer and the job's counters. In a run with --resume auto, a checkpoint whose data
  * turns out to be damaged is replaced by the one before it, also in `source`; damaged ones are set aside. */

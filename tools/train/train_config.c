@@ -1,6 +1,7 @@
 /* The table of keys, and what follows from it: reading, setting by name, printing. See train_config.h. */
 #include "tools/train/train_config.h"
 
+#include "runtime/transformer/transformer.h"
 #include "tools/cli/cli.h"
 
 #include <ctype.h>
@@ -20,8 +21,9 @@ typedef enum key_type {
     KEY_SIZE,  /* a count that may end in K, M, G */
     KEY_REAL,  /* at least 0 */
     KEY_BOOL,
-    KEY_WORD,  /* one of `words`: its number */
-    KEY_BETAS, /* two reals */
+    KEY_WORD,   /* one of `words`: its number */
+    KEY_FAMILY, /* a model_type that can be trained */
+    KEY_BETAS,  /* two reals */
     KEY_MESH,
     KEY_RESHARD
 } key_type;
@@ -39,8 +41,7 @@ typedef struct config_key {
 #define AT(section, member) offsetof(train_config, section.member)
 
 static const config_key keys[] = {
-    {"model.family", KEY_WORD, AT(model, family), "gpt2", "gpt2|llama|mistral|qwen2",
-     "architecture of a new model"},
+    {"model.family", KEY_FAMILY, AT(model, family), "gpt2", NULL, "architecture of a new model"},
     {"model.layers", KEY_COUNT, AT(model, layers), "4", NULL, "layers"},
     {"model.heads", KEY_COUNT, AT(model, heads), "4", NULL, "heads of attention"},
     {"model.kv_heads", KEY_COUNT, AT(model, kv_heads), "0", NULL,
@@ -167,6 +168,17 @@ static bool parse_word(const char *text, const char *words, int *number_out)
     return false;
 }
 
+static bool parse_family(const char *text, char *to)
+{
+    fsdp_text families = {0};
+    int number;
+    fsdp_transformer_families("|", &families);
+    bool is_known = !families.failed && parse_word(text, families.data, &number) &&
+                    snprintf(to, TRAIN_FAMILY, "%s", text) < TRAIN_FAMILY;
+    fsdp_text_release(&families);
+    return is_known;
+}
+
 static bool parse_betas(const char *text, double betas_out[2])
 {
     char first[32];
@@ -232,6 +244,7 @@ static bool parse(const config_key *key, const char *text, void *to)
     case KEY_REAL: return parse_real(text, to);
     case KEY_BOOL: return parse_bool(text, to);
     case KEY_WORD: return parse_word(text, key->words, to);
+    case KEY_FAMILY: return parse_family(text, to);
     case KEY_BETAS: return parse_betas(text, to);
     case KEY_MESH: return parse_mesh(text, to);
     case KEY_RESHARD: return parse_reshard(text, to);
@@ -239,7 +252,8 @@ static bool parse(const config_key *key, const char *text, void *to)
     return false;
 }
 
-static const char *describe(const config_key *key)
+/* Describes what a key takes; `families` holds the text where it is made here. */
+static const char *describe(const config_key *key, fsdp_text *families)
 {
     switch (key->type) {
     case KEY_TEXT:
@@ -250,6 +264,9 @@ static const char *describe(const config_key *key)
     case KEY_REAL: return "a number of at least 0";
     case KEY_BOOL: return "true or false";
     case KEY_WORD: return key->words;
+    case KEY_FAMILY:
+        fsdp_transformer_families("|", families);
+        return families->failed ? "" : families->data;
     case KEY_BETAS: return "two numbers from 0 to less than 1, such as 0.9,0.95";
     case KEY_MESH: return "dp=N or replicate=R,dp=N";
     case KEY_RESHARD: return "true, false, or a number of ranks of at least 2";
@@ -309,10 +326,14 @@ fsdp_status train_config_set(train_config *config, const char *name, const char 
     int64_t i = find_key(name);
     if (i < 0)
         return fail_unknown(name, origin, err);
-    if (!parse(&keys[i], value, (char *)config + keys[i].offset))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s: %s is %s, not '%s'", origin, name,
-                         describe(&keys[i]),
-                         fsdp_printable(value, strlen(value), shown, sizeof shown));
+    if (!parse(&keys[i], value, (char *)config + keys[i].offset)) {
+        fsdp_text families = {0};
+        fsdp_status st = fsdp_fail(err, FSDP_ERR_USAGE, "%s: %s is %s, not '%s'", origin, name,
+                                   describe(&keys[i], &families),
+                                   fsdp_printable(value, strlen(value), shown, sizeof shown));
+        fsdp_text_release(&families);
+        return st;
+    }
     config->has_steps |= strcmp(name, "train.steps") == 0;
     return FSDP_OK;
 }
@@ -520,6 +541,7 @@ static void add_value(fsdp_text *text, const config_key *key, const void *value)
     const double *reals = value;
     switch (key->type) {
     case KEY_TEXT: add_text(text, value); break;
+    case KEY_FAMILY: fsdp_text_addf(text, "%s", (const char *)value); break;
     case KEY_COUNT:
     case KEY_SIZE: fsdp_text_addf(text, "%lld", (long long)*(const int64_t *)value); break;
     case KEY_REAL: fsdp_text_add_f64(text, *reals); break;

@@ -21,7 +21,7 @@ typedef enum train_compress { TRAIN_RAW, TRAIN_ZSTD } train_compress;
 typedef enum train_also { TRAIN_ALSO_NONE, TRAIN_ALSO_DCP, TRAIN_ALSO_HF } train_also;
 typedef enum train_on_error { TRAIN_ERROR_STOP, TRAIN_ERROR_RETRY, TRAIN_ERROR_CONTINUE } train_on_error;
 
-enum { TRAIN_TEXT = 1024, TRAIN_MESH_DIMS = 2 };
+enum { TRAIN_TEXT = 1024, TRAIN_FAMILY = 64, TRAIN_MESH_DIMS = 2 };
 typedef char train_text[TRAIN_TEXT];
 
 typedef struct train_mesh {            /* a size of 0: absent */
@@ -30,7 +30,7 @@ typedef struct train_mesh {            /* a size of 0: absent */
 
 typedef struct train_config {
     struct {
-        int family;                    /* fsdp_family */
+        char family[TRAIN_FAMILY];     /* a model_type */
         int64_t layers, heads, kv_heads, width, inner, context;        /* kv_heads, inner 0: the family's */
         bool tie;
         double norm_eps, rope_theta;

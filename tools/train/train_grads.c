@@ -1,4 +1,4 @@
-/* Gradients of a step as safetensors: saved in shards beside the file, converted, removed. See train.h. */
+/* Gradients of a step as safetensors: saved in shards next to the file, converted, removed. See train.h. */
 #include "tools/train/train.h"
 
 #include "tools/train/train_file.h"

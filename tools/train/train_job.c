@@ -57,7 +57,7 @@ static fsdp_status describe_new(train_job *job, fsdp_error *err)
     const train_config *config = job->config;
     fsdp_transformer_config made;
     fsdp_text text = {0};
-    fsdp_transformer_config_init(&made, (fsdp_family)config->model.family);
+    FSDP_TRY(fsdp_transformer_config_init(&made, config->model.family, err));
     made.layers = config->model.layers;
     made.heads = config->model.heads;
     made.kv_heads = config->model.kv_heads ? config->model.kv_heads : config->model.heads;
@@ -72,9 +72,9 @@ static fsdp_status describe_new(train_job *job, fsdp_error *err)
     made.window = 0;
     made.bos = made.eos = fsdp_tokenizer_end_of_text(job->tokenizer);
     FSDP_TRY(fsdp_transformer_config_check(&made, "[model]", err));
-    fsdp_transformer_config_write(&made, &text);
-    fsdp_status st = text.failed ? fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory")
-                                 : take_model(job, &made, &text, err);
+    fsdp_status st = fsdp_transformer_config_write(&made, &text, err);
+    if (st == FSDP_OK)
+        st = take_model(job, &made, &text, err);
     fsdp_text_release(&text);
     return st;
 }

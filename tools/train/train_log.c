@@ -32,7 +32,7 @@ static fsdp_status make_run(const char *path, fsdp_error *err)
     return fsdp_fail_errno(err, errno, "cannot create the run '%s'", path);
 }
 
-/* The step of a line; -1: the line is none of ours, or was cut. */
+/* The step of a line; -1: the line is not ours, or was cut. */
 static long long step_of(const char *line)
 {
     const char *member = strstr(line, "\"step\": ");
@@ -55,8 +55,8 @@ static bool is_foreign(const char *line)
            !begins_with(line, "{\"event\": ");
 }
 
-/* The lines up to `step`: the size of those in front of all others, and the ones behind, which are few. A
- * save in the background is told behind the steps that were done meanwhile. */
+/* The lines up to `step`: the size of those in front of all others, and the ones after, which are few. A
+ * save in the background is told after the steps that were done meanwhile. */
 static fsdp_status find_kept(FILE *stream, const char *path, int64_t step, off_t *end_out,
                              fsdp_text *behind, fsdp_error *err)
 {
@@ -82,7 +82,7 @@ static fsdp_status find_kept(FILE *stream, const char *path, int64_t step, off_t
     return ferror(stream) ? fsdp_fail_errno(err, errno, "cannot read '%s'", path) : FSDP_OK;
 }
 
-/* A link is followed inside of the run only: what it leads to outside is no log of this run. */
+/* A link is followed inside of the run only: what it leads to outside is not a log of this run. */
 static fsdp_status check_link(const char *run, const char *path, fsdp_error *err)
 {
     struct stat info;

@@ -1,7 +1,7 @@
 /*
- * Files of RUN beside its checkpoints, written by rank 0: metrics.jsonl, one JSON object per step and event;
+ * Files of RUN next to its checkpoints, written by rank 0: metrics.jsonl, one JSON object per step and event;
  * main.log, the lines of the terminal; TensorBoard's events. Every object has `step`; a resume removes those
- * behind its step.
+ * after its step.
  */
 #ifndef FSDP_TRAIN_LOG_H
 #define FSDP_TRAIN_LOG_H
@@ -38,7 +38,7 @@ typedef struct train_step_line {
 /* Creates RUN if it is not there, and makes it this job's until the log is closed: FSDP_ERR_EXISTS, another
  * training writes to it. */
 fsdp_status train_log_lock(train_log *log, const char *run, fsdp_error *err);
-/* Behind the lock: keeps of the metrics the objects up to `step`. FSDP_ERR_EXISTS: the file is another
+/* After the lock: keeps of the metrics the objects up to `step`. FSDP_ERR_EXISTS: the file is another
  * program's. */
 fsdp_status train_log_open(train_log *log, int64_t step, bool tensorboard, fsdp_error *err);
 void train_log_close(train_log *log);  /* accepts a zeroed one */

@@ -359,7 +359,7 @@ static fsdp_status read_config(train_options *opts, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Saves put the run's name behind its parent's: "." and ".." have none. */
+/* Saves put the run's name after its parent's: "." and ".." have none. */
 static const char *name_run(const char *run)
 {
     size_t end = strlen(run), begin;

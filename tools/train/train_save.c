@@ -1,6 +1,7 @@
 /*
- * Checkpoints of a training: RUN/step-N, and another format beside it. A save in the background is begun here
- * and ended by the next one, by the first step behind its end, or by the end of the training. See train.h.
+ * Checkpoints of a training: RUN/step-N, and another format next to it. A save in the background is begun
+ * here and ended by the next one, by the first step after its end, or by the end of the training. See
+ * train.h.
  */
 #include "tools/train/train.h"
 
@@ -61,7 +62,7 @@ static fsdp_status log_failure(train_job *job, int64_t step, const fsdp_error *w
     return st;
 }
 
-/* FSDP_OK: the failure is counted, and save.on_error says that the training goes on. */
+/* FSDP_OK: the failure is counted, and save.on_error says that the training continues. */
 static fsdp_status take_failure(train_job *job, int64_t step, const fsdp_error *why,
                                 fsdp_error *err)
 {
@@ -135,7 +136,7 @@ static fsdp_status end(train_job *job, const saved_step *saved, fsdp_error *err)
 
 /* --- attempts ------------------------------------------------------------------------------------ */
 
-/* Tries until the checkpoint is there. save.on_error may allow to go on without it, but not at the end. */
+/* Tries until the checkpoint is there. save.on_error may allow to continue without it, but not at the end. */
 static fsdp_status save_now(train_job *job, bool is_last, fsdp_error *err)
 {
     enum { RETRIES = 3 };

@@ -1,4 +1,4 @@
-/* Values that a checkpoint of a training holds beside tensors; whether a resume fits it. See train.h. */
+/* Values that a checkpoint of a training holds next to tensors; whether a resume fits it. See train.h. */
 #include "tools/train/train.h"
 
 #include <errno.h>
@@ -43,7 +43,7 @@ static void add_tokenizer_text(const train_job *job, fsdp_text *text)
         fsdp_text_add(text, data, size);
 }
 
-/* By the model's family alone, transformers would add special tokens behind the vocabulary of bytes. */
+/* By the model's family alone, transformers would add special tokens after the vocabulary of bytes. */
 static fsdp_status add_tokenizer_config(const train_job *job, fsdp_sd *sd, fsdp_error *err)
 {
     fsdp_text text = {0};
@@ -80,7 +80,7 @@ static fsdp_status add_config(const train_job *job, fsdp_sd *sd, fsdp_error *err
     return st;
 }
 
-/* Files and their order, and behind them how far the training came in it. */
+/* Files and their order, and after them how far the training came in it. */
 static fsdp_status describe_data(const train_job *job, fsdp_value *value, fsdp_error *err)
 {
     fsdp_value files = {0};

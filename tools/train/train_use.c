@@ -1,4 +1,4 @@
-/* Uses of a trained model: logits, the loss of data, text that goes on, and tokens. See train.h. */
+/* Uses of a trained model: logits, the loss of data, text that continues, and tokens. See train.h. */
 #include "tools/train/train.h"
 
 #include "runtime/tokens/tokenize_lines.h"

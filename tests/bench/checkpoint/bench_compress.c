@@ -1,6 +1,6 @@
 /*
  * Row compress: f32 weights and Adam moments of one rank, compressed into one file on all cores,
- * beside libhdf5's own filter path. That side is a program of the tests, hdf5_filter_peer, since
+ * next to libhdf5's own filter path. That side is a program of the tests, hdf5_filter_peer, since
  * tools do not use libhdf5.
  */
 #include "tests/bench/rows.h"

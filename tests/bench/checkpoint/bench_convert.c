@@ -1,11 +1,11 @@
 /*
- * Rows of bench convert: fsdp-convert and fsdp-ls as programs, beside `cp` of what they read
- * or write, and beside the program that people use for it today, when --peer names one (tests/peers/
+ * Rows of bench convert: fsdp-convert and fsdp-ls as programs, against `cp` of what they read
+ * or write, and next to the program that people use for it today, when --peer names one (tests/peers/
  * convert_peer does). Nothing is synced on either side. A case has up to three rows:
  *
- *   NAME            ours without verification, beside its ceiling
- *   NAME-verified   ours as it comes, beside its ceiling
- *   NAME-peer       ours as it comes, beside the peer
+ *   NAME            ours without verification, against its ceiling
+ *   NAME-verified   ours as it comes, against its ceiling
+ *   NAME-peer       ours as it comes, next to the peer
  */
 #include "tests/bench/checkpoint/bench_convert.h"
 
@@ -15,7 +15,7 @@
 
 enum { PEAK_FACTOR = 8, OPTIONS = 7 };
 
-/* The work beside which a case's first rows stand. */
+/* The work next to which a case's first rows stand. */
 typedef enum convert_ceiling {
     CP_OF_SOURCE,
     CP_OF_RESULT,
@@ -28,8 +28,8 @@ typedef struct convert_case {
     const char *options[OPTIONS];   /* of fsdp-convert, ended by NULL; the first NULL: fsdp-ls */
     const char *option, *of_source; /* one more option, which another source is for; or NULL */
     convert_ceiling ceiling;
-    double goal;      /* beside the ceiling; 0: no row beside it */
-    const char *task; /* of the peer; NULL: no row beside it */
+    double goal;      /* against the ceiling; 0: no row against it */
+    const char *task; /* of the peer; NULL: no row next to it */
     double peer_goal;
     bool once;        /* the peer needs minutes */
     bool bounds_peak; /* the goal is also the memory of --mem, and what a program needs without */

@@ -19,7 +19,7 @@ typedef struct convert_job {
 
 /* --- programs (bench_convert_programs.c) --- */
 
-/* fsdp-convert and fsdp-ls lie beside this program. */
+/* fsdp-convert and fsdp-ls are next to this program. */
 
 typedef struct convert_call {
     const char *from, *to;
@@ -28,7 +28,7 @@ typedef struct convert_call {
     bool skip_verify;
 } convert_call;
 
-/* times NULL: the run is no part of a contest. */
+/* times NULL: the run is not a part of a contest. */
 fsdp_status bench_convert_run(convert_job *job, const convert_call *call, bench_times *times,
                               fsdp_error *err);
 fsdp_status bench_convert_list(convert_job *job, const char *from, bench_times *times, fsdp_error *err);

@@ -1,6 +1,6 @@
 /*
  * Models that the sources of bench convert hold: a Llama, the same with scales of blocks, an adapter for
- * it, and the configurations beside them. See bench_convert.h.
+ * it, and the configurations next to them. See bench_convert.h.
  */
 #include "tests/bench/checkpoint/bench_convert.h"
 

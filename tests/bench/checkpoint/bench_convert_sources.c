@@ -90,7 +90,7 @@ static fsdp_status make_native(convert_job *job, const char *name, const char *p
     return fsdp_fail(err, FSDP_ERR_INTERNAL, "there is no source '%s'", name);
 }
 
-/* --- what lies beside weights ----------------------------------------------------------------------- */
+/* --- what is next to weights ----------------------------------------------------------------------- */
 
 static fsdp_status make_directory(const char *path, fsdp_error *err)
 {

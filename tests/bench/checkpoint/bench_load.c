@@ -1,6 +1,6 @@
 /*
  * Rows load-same, load-same-off, load-dim-4, load-dim-8 and load-dim-4-off: what four ranks saved,
- * cut along dim 0, is loaded by ranks that are threads, into memory they had before, beside as many
+ * cut along dim 0, is loaded by ranks that are threads, into memory they had before, next to as many
  * threads that read the same bytes of the same files into the same memory.
  */
 #include "tests/bench/rows.h"

@@ -1,5 +1,5 @@
 /*
- * Rows reshard-8-6 and reshard-8-6-noverify: an offline conversion, durable, beside `cp -r` and an
+ * Rows reshard-8-6 and reshard-8-6-noverify: an offline conversion, durable, against `cp -r` and an
  * fsync of every file. Each side runs in a child process, so that its peak memory can be measured.
  */
 #include "tests/bench/rows.h"

@@ -1,5 +1,5 @@
 /*
- * Rows save-durable-N, save-N and many-save: a sharded save by N ranks beside N plain writers of the
+ * Rows save-durable-N, save-N and many-save: a sharded save by N ranks next to N plain writers of the
  * same memory. Ranks are threads on both sides, or under mpirun processes on both sides.
  */
 #include "tests/bench/rows.h"

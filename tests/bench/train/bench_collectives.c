@@ -1,5 +1,5 @@
 /*
- * Rows collectives: all-gather, reduce-scatter and all-reduce between ranks, beside the same of Open
+ * Rows collectives: all-gather, reduce-scatter and all-reduce between ranks, next to the same of Open
  * MPI or gloo (bench_peer.c). A row's work is OP-BUFFERS-RANKS-SIZE, where the size is that of the
  * whole tensor. A run repeats short calls. All-gather and all-reduce are in place on both sides, as
  * units use them.

@@ -1,6 +1,6 @@
 /*
  * Rows chunk-cat, copy-out and cast: the copies of a step with the parameters of a block of GPT-2 over
- * four ranks, beside a memcpy that reads and writes as many bytes. All ranks do it at once.
+ * four ranks, against a memcpy that reads and writes as many bytes. All ranks do it at once.
  */
 #include "tests/bench/rows.h"
 
@@ -65,7 +65,7 @@ static void list_block(copy_job *job, fsdp_dtype from_type, fsdp_dtype to_type, 
     }
 }
 
-/* The shards one behind the other, as copy-in casts them. */
+/* The shards one after the other, as copy-in casts them. */
 static void list_shards(copy_job *job, fsdp_dtype from_type, fsdp_dtype to_type)
 {
     int64_t at = 0;

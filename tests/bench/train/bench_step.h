@@ -5,7 +5,7 @@
  *   bench_step_options.c   options -> step_options
  *   bench_step_model.c     step_options, a world -> step_model, whose layers are those of mlp.h
  *   bench_step_memory.c    the expected memory of a step
- *   bench_step.c           trains, prints, measures beside PyTorch
+ *   bench_step.c           trains, prints, measures against PyTorch
  */
 #ifndef FSDP_BENCH_STEP_H
 #define FSDP_BENCH_STEP_H

@@ -1,6 +1,6 @@
 /*
  * The expected memory of a step, as PyTorch 2.15 accounts for it: a simulation allocates and frees the
- * buffers of a step in the order of its events. bench step prints it beside the measured bytes.
+ * buffers of a step in the order of its events. bench step prints it next to the measured bytes.
  *
  * A unit has A elements of padded shards, N = W A gathered, and n elements of gradients, without padding.
  */
@@ -22,7 +22,7 @@ typedef struct ledger {
     int64_t now[FSDP_MEMORY_CLASSES], *peak;
     int64_t deferred;    /* the flat buffer of the last gather in forward */
     int64_t in_flight;   /* the input of the last reduction */
-    int64_t all_reduced; /* what it was reduced in, when gradients are cast behind an all-reduce */
+    int64_t all_reduced; /* what it was reduced in, when gradients are cast after an all-reduce */
     bool casts;          /* gradients, after their reduction */
 } ledger;
 

@@ -60,7 +60,7 @@ static fsdp_status add_unit(const step_model *model, int layer, const fsdp_unit_
     return fsdp_unit_set(unit, FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP, true, false, err);
 }
 
-/* The units before or behind a layer, nearest first. */
+/* The units before or after a layer, nearest first. */
 static size_t list_neighbours(const step_model *model, int number, int direction, int depth,
                               fsdp_unit **units_out)
 {

@@ -1,6 +1,6 @@
 /*
- * Saves of bench train: how long fsdp_async_save stops the training, beside one memcpy of the rank's
- * state into warm memory, and how much longer the steps beside it take, beside the same save made
+ * Saves of bench train: how long fsdp_async_save stops the training, next to one memcpy of the rank's
+ * state into warm memory, and how much longer the steps during it take, against the same save made
  * synchronously. See bench_trainer.h.
  */
 #include "tests/bench/train/bench_trainer.h"

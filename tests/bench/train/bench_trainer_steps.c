@@ -13,17 +13,17 @@ int bench_trainer_threads(const row_options *opts)
 
 /* --- the model -------------------------------------------------------------------------------- */
 
-static fsdp_transformer_config describe(const trainer_options *trainer)
+static fsdp_status describe(const trainer_options *trainer, fsdp_transformer_config *config,
+                            fsdp_error *err)
 {
-    fsdp_transformer_config config;
-    fsdp_transformer_config_init(&config, FSDP_GPT2);
-    config.layers = trainer->layers;
-    config.width = trainer->width;
-    config.inner = 4 * trainer->width;
-    config.heads = config.kv_heads = trainer->heads;
-    config.head_dim = trainer->width / trainer->heads;
-    config.vocab = trainer->vocab;
-    return config;
+    FSDP_TRY(fsdp_transformer_config_init(config, "gpt2", err));
+    config->layers = trainer->layers;
+    config->width = trainer->width;
+    config->inner = 4 * trainer->width;
+    config->heads = config->kv_heads = trainer->heads;
+    config->head_dim = trainer->width / trainer->heads;
+    config->vocab = trainer->vocab;
+    return FSDP_OK;
 }
 
 static void set_training(trainer_run *run, int ranks)
@@ -44,9 +44,10 @@ fsdp_status bench_trainer_begin(trainer_run *run, fsdp_world *world, fsdp_error 
     run->batch.ids = calloc((size_t)(trainer->batch * (trainer->length + 1)), sizeof(int64_t));
     fsdp_status st =
         config && run->batch.ids ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    if (st == FSDP_OK)
+        st = describe(trainer, config, err);
     st = fsdp_ctl_agree(fsdp_world_ctl(world), st, err);
     if (st == FSDP_OK) {
-        *config = describe(trainer);
         set_training(run, fsdp_world_size(world));
         st = train_job_make(&run->job, &run->training, world, config, err);
     }

@@ -1,5 +1,5 @@
 /*
- * Row unshard: a unit of 10 M parameters is gathered (copy-in, all-gather, copy-out), beside a plain
+ * Row unshard: a unit of 10 M parameters is gathered (copy-in, all-gather, copy-out), next to a plain
  * memcpy of its full size on all ranks at once.
  */
 #include "tests/bench/rows.h"

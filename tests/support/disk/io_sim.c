@@ -38,7 +38,7 @@ static bool leads_back(const char *path)
 }
 
 /* Takes the next path element into name; 0 at the end of the path. There are no links, so a name with ".."
- * behind it is nothing. */
+ * after it is nothing. */
 static int next_name(const char **path, char *name)
 {
     const char *start = *path + strspn(*path, "/");
@@ -193,7 +193,7 @@ static bool note_change(sim_node *node, const void *data, size_t size, size_t of
     return true;
 }
 
-/* The largest size up to `end` that the disk has room for. */
+/* The largest size up to `end` that the disk has space for. */
 static size_t room_until(const sim_disk *disk, const sim_node *node, size_t end)
 {
     if (disk->capacity == 0 || end <= node->occupied)

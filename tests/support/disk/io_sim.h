@@ -1,5 +1,5 @@
 /*
- * A simulated disk, for tests: a tree of files in memory behind fsdp_io that can lose power. Part of
+ * A simulated disk, for tests: a tree of files in memory after fsdp_io that can lose power. Part of
  * fsdp_testing, not of the library.
  *
  * A power cut leaves only:

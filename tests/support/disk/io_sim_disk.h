@@ -98,7 +98,7 @@ bool fsdp_sim_resize(sim_bytes *bytes, size_t size);
 bool fsdp_sim_apply(const sim_step *step, sim_entries *from, sim_entries *to, sim_node *node,
                     sim_node *back);
 
-/* Room for one more step; false when there is no memory. */
+/* Memory for one more step; false when there is no memory. */
 bool fsdp_sim_reserve_step(sim_disk *disk);
 /* Makes the step in the live tree and records it as not durable. Room was reserved. */
 bool fsdp_sim_make_step(sim_disk *disk, const sim_step *step);

@@ -8,7 +8,7 @@
 
 #include "tests/support/ranks/worlds.h"
 
-/* "C6", "C7", ...; NULL behind the last. */
+/* "C6", "C7", ...; NULL after the last. */
 const char *order_scenario_at(int i);
 /* Has it settings that go with so many ranks? */
 bool order_scenario_fits(const char *name, int ranks);

@@ -1,6 +1,6 @@
 /*
  * The arithmetic of a small transformer, in plain C: tokens and places are embedded, blocks of causal
- * attention with two heads and of an MLP, each behind a layer norm, and a head that is tied with the
+ * attention with two heads and of an MLP, each after a layer norm, and a head that is tied with the
  * embedding. Every function does the same arithmetic in the same order wherever it runs.
  *
  * runtime/transformer does not take its place: it adds to gradients row by row, so that W microbatches of one

@@ -209,7 +209,7 @@ static fsdp_status run_microbatch(transformer_net *net, int step, int number, do
     return toy_backward(&net->toy, give_layer_grads, err);
 }
 
-/* --- parameters beside a record --------------------------------------------------------------- */
+/* --- parameters next to a record --------------------------------------------------------------- */
 
 typedef fsdp_status (*look_at_param)(fsdp_param *param, float *whole, double tolerance,
                                      fsdp_error *err);

@@ -18,7 +18,7 @@ typedef fsdp_status (*rank_thread_body)(rank_thread *rank, fsdp_error *err);
 /* Connects ranks over TCP from now on, as if each were on a host of its own. */
 void connect_rank_threads_over_tcp(void);
 
-/* Runs body on n threads; results has room for n. False, with the reason in err, when no world could be
+/* Runs body on n threads; results has capacity for n. False, with the reason in err, when no world could be
  * made. */
 bool run_rank_threads(int n, int deadline_ms, rank_thread_body body, void *user, rank_thread *results,
                       fsdp_error *err);

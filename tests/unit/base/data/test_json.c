@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The text lies in memory of exactly its size, so that the sanitizer sees any read behind it. */
+/* The text lies in memory of exactly its size, so that the sanitizer sees any read after it. */
 typedef struct exact_text {
     fsdp_json json;
     char *copy;
@@ -322,7 +322,7 @@ Test(json, a_key_that_stands_twice_is_damage)
     }
     int which;
     cr_assert_eq(fsdp_json_next_member(json, &members, &which, &err), FSDP_ERR_DAMAGED);
-    cr_assert_not_null(strstr(err.text, "the key 'a' is here twice"));
+    cr_assert_not_null(strstr(err.text, "the key 'a' appears twice"));
     close_text(&opened);
 }
 

@@ -1,4 +1,4 @@
-/* Values: copies are deep and equal, failures leave nothing behind. */
+/* Values: copies are deep and equal, failures leave nothing after. */
 #include "base/core/mem.h"
 #include <fsdp/value.h>
 

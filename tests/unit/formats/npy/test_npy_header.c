@@ -1,4 +1,4 @@
-/* The header of a .npy array: what NumPy writes is understood, what is no literal is damage. */
+/* The header of a .npy array: what NumPy writes is understood, what is not a literal is damage. */
 #include "formats/npy/npy_header.h"
 
 #include <criterion/criterion.h>

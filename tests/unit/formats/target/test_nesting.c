@@ -236,7 +236,7 @@ Test(nesting, a_long_list_that_does_not_fold_is_looked_at_once)
     release_names(&all);
 }
 
-/* Items of items: [[1, {}], [1]] and, behind another name, one more item of the first list. */
+/* Items of items: [[1, {}], [1]] and, after another name, one more item of the first list. */
 Test(nesting, lists_fold_when_all_of_them_stands_together)
 {
     names all = new_names(8);

@@ -1,4 +1,4 @@
-/* CRC-32: zlib's values for all sizes and places, by every variant; joining is as good as going on. */
+/* CRC-32: zlib's values for all sizes and places, by every variant; joining is as good as continuing. */
 #include "kernels/kernels.h"
 #include "kernels/variants.h"
 

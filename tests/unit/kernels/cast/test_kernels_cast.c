@@ -2,7 +2,7 @@
  * Casts against a reference that shares nothing with them: every target type is a sorted list of
  * its values as long double, and the expected code is found by searching the nearest one. All
  * codes of the 8- and 16-bit types are tried against every target; f32 and f64 at the targets'
- * values, at the points half-way between them, one step beside those, and at random.
+ * values, at the points half-way between them, one step next to those, and at random.
  */
 #include "kernels/kernels.h"
 
@@ -327,7 +327,7 @@ static uint64_t next_random(uint64_t *state)
     return z ^ z >> 31;
 }
 
-/* Random bits, with the exponents of f64 drawn from those that f32 has and some beside them. */
+/* Random bits, with the exponents of f64 drawn from those that f32 has and some next to them. */
 static double random_value(uint64_t *state, fsdp_dtype from_type)
 {
     uint64_t bits = next_random(state);

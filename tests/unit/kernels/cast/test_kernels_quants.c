@@ -59,7 +59,7 @@ Test(kernels_quants, all_bits_of_a_block_count)
 {
     enum { COUNT = 4 };
     static const struct {
-        size_t scales[2]; /* where f16 numbers lie; infinities and NaNs are none of this test */
+        size_t scales[2]; /* where f16 numbers lie; this test has no infinities and NaNs */
         uint32_t crc;
     } rows[] = {{{0, 0}, 0xc30bfee9},     {{0, 2}, 0x2fbae509}, {{0, 0}, 0x09154e56},
                 {{0, 2}, 0x536acc6c},     {{0, 0}, 0xe0e696e2}, {{80, 82}, 0x77300a3e},

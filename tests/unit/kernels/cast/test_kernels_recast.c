@@ -1,6 +1,6 @@
 /*
  * Casts that count what they do, against a model that looks at one element at a time: all codes of the 8- and
- * 16-bit types, and of f32 and f64 what lies at and beside the targets' values. test_kernels_cast.c
+ * 16-bit types, and of f32 and f64 what lies at and around the targets' values. test_kernels_cast.c
  * shows that the elements themselves are right.
  */
 #include "kernels/kernels.h"
@@ -133,7 +133,7 @@ static size_t append(float *values, size_t count, float value)
     return count;
 }
 
-/* Values of a target (some of the 16-bit ones), what lies half-way between two, and a step beside both. */
+/* Values of a target (some of the 16-bit ones), what lies half-way between two, and a step next to both. */
 static size_t edges_of(fsdp_dtype target, float *values)
 {
     size_t size = fsdp_dtype_size(target), count = 0;

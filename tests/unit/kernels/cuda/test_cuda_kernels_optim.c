@@ -136,7 +136,7 @@ Test(cuda_kernels_optim, sgd_is_that_of_c)
     }
 }
 
-/* More tensors than a launch has room for, with more groups of parameters than it has factors
+/* More tensors than a launch has capacity for, with more groups of parameters than it has factors
  * for. */
 Test(cuda_kernels_optim, a_thousand_tensors_are_three_launches)
 {

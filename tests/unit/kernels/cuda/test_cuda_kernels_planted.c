@@ -50,7 +50,7 @@ static void expect_failure(int kind, const char *words)
               words);
 }
 
-/* Behind each failure another launch succeeds. */
+/* After each failure another launch succeeds. */
 Test(cuda_kernels_planted, kernels_that_would_hang_are_failures)
 {
     for (uint64_t seed = 0; seed < SEEDS; seed++) {

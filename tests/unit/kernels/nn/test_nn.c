@@ -128,8 +128,8 @@ Test(nn, blocks_of_a_linear_layer_do_not_show)
     finish_nn(nn);
 }
 
-/* A turned result of three chunks, the last one smaller: the bits are those of the product that is made in
- * place, from the same matrix as it is not turned. */
+/* A transposed result of three chunks, the last one smaller: the bits are those of the product that is
+ * made in place, from the same matrix as it is not turned. */
 static void check_chunks(int threads, int64_t rows, int64_t columns, int64_t inner)
 {
     fsdp_nn *nn = open_nn(threads);

@@ -1,6 +1,6 @@
 /*
  * Products of OpenBLAS (kernels/nn/nn_openblas.c), which this processor may do as well without: they are
- * asked for by FSDP_PRODUCTS. Every test is a process of its own, so each one may choose anew.
+ * asked for by FSDP_PRODUCTS. Every test is a process of its own, so each one may choose again.
  */
 #include "kernels/nn/nn_cpu.h"
 #include "tests/unit/kernels/nn/nn_values.h"
@@ -189,7 +189,7 @@ Test(nn_openblas, is_not_used_without_room_for_its_buffers, .timeout = 60)
     finish_nn(open_blas(1)); /* its code and one buffer are there */
     limit_address_space(350);
     cr_assert_eq(fsdp_nn_open_cpu(4, &nn, &err), FSDP_ERR_LIMIT);
-    cr_assert(strstr(err.text, "per thread, and there are 4: raise 'ulimit -v'"), "%s", err.text);
+    cr_assert(strstr(err.text, "for each of 4 threads; raise 'ulimit -v'"), "%s", err.text);
     cr_assert_null(nn);
     nn = open_blas(2);
     check_product(nn, describe(0, ROWS, COLUMNS, NULL));

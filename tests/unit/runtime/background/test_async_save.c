@@ -391,7 +391,7 @@ Test(async_save, a_model_that_did_not_change_is_an_alarm)
     run_on(NULL, save_stale, "cpu");
 }
 
-/* Saves behind a step with an lr of 0, which changes the optimizer's state only. */
+/* Saves after a step with an lr of 0, which changes the optimizer's state only. */
 static fsdp_status save_unchanged(toy *net, fsdp_async_saver *saver, fsdp_root_save_opts opts,
                                   const char *name, bool *is_stale_out, fsdp_error *err)
 {

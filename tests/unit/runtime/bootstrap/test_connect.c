@@ -176,8 +176,8 @@ Test(connect, a_rank_without_room_for_the_memory_of_others_says_so_before_the_de
     fsdp_error err = {0};
     (void)setrlimit(RLIMIT_NOFILE, &(struct rlimit){FILES, FILES});
     cr_expect_eq(fsdp_ctl_run_threads(2, exchange_memory, &found, &err), FSDP_ERR_LIMIT);
-    cr_expect_str_eq(err.text,
-                     "rank 1: no file is left for the memory of rank 0; raise `ulimit -n`");
+    cr_expect_str_eq(err.text, "rank 1: cannot open the memory of rank 0: the limit of open files "
+                               "is reached; raise `ulimit -n`");
     for (int i = 0; i < 2; i++)
         cr_expect_lt(found.waited_ms[i], DEADLINE_MS);
 }

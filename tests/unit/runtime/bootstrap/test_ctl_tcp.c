@@ -317,7 +317,7 @@ Test(ctl_tcp, a_rank_that_can_accept_no_connection_waits_no_longer_than_its_dead
     cr_assert_eq(fsdp_ctl_tcp(&parts, &ctl, &err), FSDP_OK, "%s", err.text);
     allow_no_more_files();
     cr_expect_eq(ctl->ops->recv(ctl, 2, &byte, 1, fsdp_now_ms() + SHORT_MS, &err), FSDP_ERR_LIMIT);
-    cr_expect(strstr(err.text, "no file is left"), "%s", err.text);
+    cr_expect(strstr(err.text, "the limit of open files is reached"), "%s", err.text);
     fsdp_ctl_free(ctl);
     close(waiting);
     close(ends[1]);

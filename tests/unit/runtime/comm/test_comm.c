@@ -86,7 +86,7 @@ Test(comm, elements_of_every_dtype_arrive_where_they_belong)
 {
     static const int64_t counts[] = {0, 1, 37, 5000};
     case_list list = {.count = 0};
-    for (int dtype = FSDP_F64; dtype < FSDP_Q4_0; dtype++) { /* blocks are none of training */
+    for (int dtype = FSDP_F64; dtype < FSDP_Q4_0; dtype++) { /* training has no blocks */
         for (int kind = FSDP_ALL_GATHER; kind <= FSDP_ALL_TO_ALL; kind++) {
             if (kind == FSDP_REDUCE_SCATTER || kind == FSDP_ALL_REDUCE)
                 continue;

@@ -214,7 +214,7 @@ Test(device_cuda, an_event_without_a_place_is_reached)
     }
 }
 
-/* Memory of a stream that has failed is given back behind this. */
+/* Memory of a stream that has failed is given back after this. */
 Test(device_cuda, a_failed_sync_waits_for_the_work_before_it)
 {
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
@@ -357,7 +357,7 @@ Test(device_cuda, a_fault_of_earlier_work_is_found)
     }
 }
 
-/* All is given back, and the error is found unless no call comes behind it. */
+/* All is given back, and the error is found unless no call comes after it. */
 Test(device_cuda, every_call_may_fail)
 {
     static const char *const calls[] = {"cudaMemcpyAsync",
@@ -442,7 +442,7 @@ Test(device_cuda, what_is_missing_is_named_with_what_to_do)
         {"cuda",
          {.fail_call = "cudaDeviceGetStreamPriorityRange", .fail_at = 1, .fail_code = 46},
          {"does not answer", "busy or unavailable", "nvidia-smi"}},
-        {"gpu", {0}, {"there is no device 'gpu'", "cuda:N", "cpu-async"}},
+        {"gpu", {0}, {"unknown device 'gpu'", "cuda:N", "cpu-async"}},
     };
     unsetenv("CUDA_VISIBLE_DEVICES");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

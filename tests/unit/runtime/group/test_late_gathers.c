@@ -79,7 +79,7 @@ static fsdp_status reset_in_backward(toy *net, fsdp_error *err)
     return toy_backward(net, see_and_touch, err);
 }
 
-/* --- a gather by hand behind one that was issued ahead ------------------------------------------ */
+/* --- a gather by hand after one that was issued ahead ------------------------------------------ */
 
 /* Rank 0 waits for the gather before the next unit's gather, the other ranks after it. */
 static fsdp_status wait_at_other_times(toy *net, fsdp_error *err)

@@ -119,7 +119,7 @@ static fsdp_status ask_for_none(world_rank *rank, fsdp_error *err)
     fsdp_status status =
         fsdp_unit_set(net.unit[0], FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS, 0, false, &found);
     toy_free(&net);
-    if (status != FSDP_ERR_USAGE || !strstr(found.text, "at least one"))
+    if (status != FSDP_ERR_USAGE || !strstr(found.text, "at least 1"))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "status %d: %s", (int)status, found.text);
     return FSDP_OK;
 }

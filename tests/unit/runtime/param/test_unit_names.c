@@ -41,7 +41,7 @@ static fsdp_status misspell(toy *net, fsdp_error *err)
     fsdp_unit *unit;
     const char *const members[] = {"layers.0", "layers.2"}, *const with_all[] = {"layers.0", ""};
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "layers.0", &net->opts, &unit, why),
-                   "unit 'layers.0' has no parameters: declare them before it");
+                   "unit 'layers.0' has no parameters: declare them before the unit");
     FSDP_TRY(declare(net, err));
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "layer.0", &net->opts, &unit, why),
                    "unit 'layer.0' has no parameters: no name is equal or below it, the nearest "
@@ -52,9 +52,9 @@ static fsdp_status misspell(toy *net, fsdp_error *err)
                    "the nearest one is 'layers.0'");
     EXPECT_REFUSAL(fsdp_unit_create_list(net->model, members, 2, &net->opts, &unit, why),
                    "unit 'layers.2' has no parameters");
-    EXPECT_REFUSAL(fsdp_unit_create(net->model, "", &net->opts, &unit, why),
-                   "the prefix is empty: fsdp_root_create makes the unit of everything that is "
-                   "left");
+    EXPECT_REFUSAL(
+        fsdp_unit_create(net->model, "", &net->opts, &unit, why),
+        "the prefix is empty: fsdp_root_create makes the unit of the remaining parameters");
     EXPECT_REFUSAL(fsdp_unit_create_list(net->model, with_all, 2, &net->opts, &unit, why),
                    "the prefix is empty");
     FSDP_TRY(make_root(net, err));

@@ -58,11 +58,11 @@ static fsdp_status refuse_members(toy *net, fsdp_error *err)
                           {GROUP("correct_bias"), fsdp_value_bool(true)},
                           {GROUP("foreach"), {0}},
                           {GROUP("initial_lr"), number_of(3)}};
-    EXPECT_REFUSAL(set_changed(net, &amsgrad, 1, false, why),
-                   "'amsgrad' is 1 in '" GROUP(
-                       "amsgrad") "', and AdamW here cannot continue that: "
-                                  "to go on without, leave it out with fsdp-convert --drop "
-                                  "'\\.(amsgrad|max_exp_avg_sq)$', or set partial");
+    EXPECT_REFUSAL(
+        set_changed(net, &amsgrad, 1, false, why),
+        "'amsgrad' is 1 in '" GROUP(
+            "amsgrad") "', and AdamW here cannot continue that: to resume without it, drop it with "
+                       "fsdp-convert --drop '\\.(amsgrad|max_exp_avg_sq)$', or set partial");
     EXPECT_REFUSAL(set_changed(net, &nesterov, 1, false, why), "'nesterov' is 1");
     EXPECT_REFUSAL(set_changed(net, &biased, 1, false, why), "'correct_bias' is 0");
     FSDP_TRY(set_changed(net, none, 4, false, err));
@@ -150,9 +150,9 @@ static fsdp_status refuse_state(toy *net, fsdp_error *err)
                                 moment->data};
     FSDP_TRY(fsdp_sd_add_tensor(sd, max, strlen(max), &tensor, err));
     EXPECT_REFUSAL(net_set(net, NULL, sd, why),
-                   "'optim.state.layers.0.bias.max_exp_avg_sq' is state that AdamW here does not "
-                   "keep, and steps without it would be others: to go on all the same, leave it "
-                   "out with fsdp-convert --drop '\\.max_exp_avg_sq$', or set partial");
+                   "cannot resume exactly from 'optim.state.layers.0.bias.max_exp_avg_sq': AdamW "
+                   "here does not keep this state; to resume without it, drop it with fsdp-convert "
+                   "--drop '\\.max_exp_avg_sq$', or set partial");
     FSDP_TRY(net_set(net, &loose, sd, err));
     fsdp_sd_free(sd);
     FSDP_TRY(set_changed(net, &gone, 1, false, err));

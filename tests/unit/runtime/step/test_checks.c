@@ -19,8 +19,8 @@ static fsdp_status write_gathered(toy *net, fsdp_error *err)
     float *data = fsdp_param_data(net->weight[1]);
     EXPECT(data);
     data[14] += 1; /* the last element, after which there is padding */
-    EXPECT_REFUSAL(fsdp_unit_post_forward(net->unit[1], why), "unit L1: 'L1.w' was written to");
-    EXPECT_REFUSAL(fsdp_root_end_forward(net->root, why), "'L1.w' was written to");
+    EXPECT_REFUSAL(fsdp_unit_post_forward(net->unit[1], why), "unit L1: 'L1.w' was changed");
+    EXPECT_REFUSAL(fsdp_root_end_forward(net->root, why), "'L1.w' was changed");
     return FSDP_OK;
 }
 

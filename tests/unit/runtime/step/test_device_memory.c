@@ -1,7 +1,7 @@
 /*
  * The runtime over a device whose memory the host cannot touch: training, first values, state dicts,
  * checkpoints and saves in the background give the bits of device cpu. The device is "cuda" over the fake
- * CUDA runtime, which faults when the host touches the device's memory. The layers' mathematics are kernels
+ * CUDA runtime, which faults when the host touches the device's memory. The layers' kernels are functions
  * of the device: one body serves all devices. tests/cuda/cuda_training.c tries many orders of streams.
  */
 #include "base/io/io.h"
@@ -364,7 +364,7 @@ static fsdp_status save_by_two(toy *net, fsdp_error *err)
     return status;
 }
 
-/* As a forward does that keeps statistics, right behind the call. */
+/* As a forward does that keeps statistics, right after the call. */
 static void count_in_buffer(toy *net, fsdp_param *buffer)
 {
     fsdp_stream *compute = net->root->context->streams[FSDP_STREAM_COMPUTE];
@@ -511,7 +511,7 @@ static fsdp_status save_on_full_disk(toy *net, fsdp_async_saver *saver, fsdp_io 
     return FSDP_OK;
 }
 
-/* The saver is freed behind its root. */
+/* The saver is freed after its root. */
 static fsdp_status fail_between_waves(toy *net, fsdp_error *err)
 {
     const fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_PWRITE,
@@ -825,7 +825,7 @@ static fsdp_status refuse_hook(toy *net, fsdp_error *err)
     const training_way way = {.mesh_shape = {1}, .mesh_ndim = 1};
     FSDP_TRY(make(net, &way, err));
     fsdp_unit_set_all_reduce_hook(net->unit[0], hook_of_the_host, NULL);
-    EXPECT_REFUSAL(microbatch(net, 0, 1, why), "a custom reduce-scatter gets the stream");
+    EXPECT_REFUSAL(microbatch(net, 0, 1, why), "use a custom reduce-scatter");
     return FSDP_OK;
 }
 

@@ -1,6 +1,6 @@
 /*
  * Scenarios C18 to C20: gathers outside the unit's own hooks. A backward prefetch of a unit whose
- * backward is done, siblings prefetched beside the caller's own all-reduces, units without
+ * backward is done, siblings prefetched in parallel with the caller's own all-reduces, units without
  * parameters, and gathers before the first step.
  */
 #include "tests/support/nets/toy_mlp.h"
@@ -24,7 +24,7 @@ static void expect_on_devices(world_body body, void *user)
     expect_body(RANKS, body, user);
 }
 
-/* --- beside a replica ------------------------------------------------------------------------- */
+/* --- next to a replica ------------------------------------------------------------------------- */
 
 static fsdp_status step_both(toy *net, mlp_replica *replica, world_rank *rank, int step,
                              fsdp_error *err)

@@ -349,7 +349,7 @@ static fsdp_status gather_codes(toy *net, fsdp_error *err)
     coding counts = {0};
     FSDP_TRY(set_coding(net, &counts, err));
     FSDP_TRY(build(net, err));
-    EXPECT_REFUSAL(set_coding(net, &counts, why), "is set before the root");
+    EXPECT_REFUSAL(set_coding(net, &counts, why), "the root exists; set it before");
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err));
     int64_t bytes = fsdp_root_memory(net->root).now[FSDP_MEMORY_ALL_GATHER];
@@ -460,7 +460,8 @@ static fsdp_status give_wide_grads(toy *net, fsdp_error *err)
     net->opts.param_dtype = FSDP_BF16;
     FSDP_TRY(fsdp_param_set_grad_dtype(net->weight[0], FSDP_F32, err));
     FSDP_TRY(build(net, err));
-    EXPECT_REFUSAL(fsdp_param_set_grad_dtype(net->weight[0], FSDP_F32, why), "before the root");
+    EXPECT_REFUSAL(fsdp_param_set_grad_dtype(net->weight[0], FSDP_F32, why),
+                   "the root exists; set it before");
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err));
     const uint16_t *data = fsdp_param_data(net->weight[0]);

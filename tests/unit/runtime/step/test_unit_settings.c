@@ -140,13 +140,13 @@ static fsdp_status contradict_before(toy *net, fsdp_error *err)
     EXPECT_REFUSAL(fsdp_model_add(net->model,
                                   &(fsdp_param_spec){.name = "scalar", .dtype = FSDP_F32}, NULL,
                                   why),
-                   "'scalar' has no dims and cannot be cut");
+                   "cannot shard 'scalar': it has no dims");
     EXPECT_REFUSAL(
         fsdp_model_add(net->model,
                        &(fsdp_param_spec){
                            .name = "L0.w", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){1}},
                        NULL, why),
-        "there are two parameters 'L0.w'");
+        "cannot declare 'L0.w': a parameter of this name exists");
     opts.shard_dims = opts.replicate_dims = "dp";
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0", &opts, &net->unit[0], why),
                    "a mesh dim both shards and replicates");
@@ -167,15 +167,15 @@ static fsdp_status contradict_after(toy *net, fsdp_error *err)
     fsdp_root *root = NULL;
     fsdp_unit *unit;
     EXPECT_REFUSAL(fsdp_root_create(net->model, &opts, &root, why), "has a root already");
-    EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0.w", &opts, &unit, why), "is made too late");
+    EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0.w", &opts, &unit, why), "cannot make unit");
     EXPECT_REFUSAL(
         fsdp_model_add(net->model,
                        &(fsdp_param_spec){
                            .name = "late", .dtype = FSDP_F32, .ndim = 1, .shape = (int64_t[]){1}},
                        NULL, why),
-        "'late' is declared too late");
+        "cannot declare 'late'");
     EXPECT_REFUSAL(fsdp_param_set_placement(net->weight[0], "tp", whole, why),
-                   "a placement is set before the unit is made");
+                   "its unit exists; set it before");
     EXPECT_REFUSAL(fsdp_unit_set_gradient_divide_factor(net->unit[0], 0, why), "not 0");
     EXPECT_REFUSAL(
         fsdp_unit_set(net->unit[0], FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS, 0, true, why),
@@ -199,7 +199,7 @@ static fsdp_status contradict_after(toy *net, fsdp_error *err)
     FSDP_TRY(fsdp_unit_set_custom_collective(net->unit[0], FSDP_ALL_GATHER, &custom, err));
     EXPECT_REFUSAL(
         fsdp_unit_set(net->unit[0], FSDP_UNIT_ALLOCATE_MEMORY_FROM_PROCESS_GROUP, true, false, why),
-        "which brings its own memory");
+        "which provides its own memory");
     return fsdp_unit_set_custom_collective(net->unit[0], FSDP_ALL_GATHER, NULL, err);
 }
 
@@ -230,7 +230,8 @@ static fsdp_status reshard_parts(toy *net, fsdp_error *err)
     fsdp_error why = {0};
     fsdp_status status = fsdp_unit_create(net->model, "L0", &opts, &net->unit[0], &why);
     fsdp_mesh_free(mesh);
-    EXPECT(status == FSDP_ERR_USAGE && strstr(why.text, "not possible beside tensor parallelism"));
+    EXPECT(status == FSDP_ERR_USAGE &&
+           strstr(why.text, "cannot be combined with tensor parallelism"));
     return FSDP_OK;
 }
 

@@ -31,7 +31,7 @@ static fsdp_status place_outside(toy *net, fsdp_error *err)
     static const int outside[] = {-1, 2, 100000};
     for (size_t i = 0; i < 3; i++) {
         const fsdp_placement placement = {FSDP_SHARD, outside[i], 0};
-        EXPECT_REFUSAL(fsdp_param_set_placement(weight, "dp", placement, why), "'w' has 2 dims");
+        EXPECT_REFUSAL(fsdp_param_set_placement(weight, "dp", placement, why), "'w' of 2 dims");
     }
     return fsdp_param_set_placement(weight, "tp", (fsdp_placement){FSDP_REPLICATE, 7, 0}, err);
 }

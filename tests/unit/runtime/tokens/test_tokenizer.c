@@ -272,7 +272,7 @@ Test(tokenizer, added_tokens)
     cr_assert_str_eq(ids_of(file, "\"a <x> <x>a<x\\u003e\"", false), "[0,5,6,5]");
     cr_assert_str_eq(ids_of(file, "\"ab\"", false), "[0,1]"); /* before any merge */
     cr_assert_str_eq(ids_of(file, "\"w a w\"", false), "[7,3,0,3,7]");
-    /* w is no byte of the model, so it is found alone and nowhere else */
+    /* w is not a byte of the model, so it is found alone and nowhere else */
     cr_assert(strstr(ids_of(file, "\"aw\"", false), "byte 0x77"));
 }
 
@@ -398,7 +398,7 @@ Test(tokenizer, hostile_files)
         {"{\"model\":null}", "no model"},
         {"{\"model\":{\"type\":\"BPE\"}}", "no vocab"},
         {"{\"model\":{\"vocab\":{}}}", "no merges"},
-        {"{\"model\":{},\"model\":{}}", "'model' is here twice"},
+        {"{\"model\":{},\"model\":{}}", "'model' appears twice"},
         {VOCAB_OF("\"a\":4294967295", ""), "not below 2^31"},
         {VOCAB_OF("\"a\":-1", ""), "line 1"},
         {VOCAB_OF("\"a\":1e99", ""), "line 1"},

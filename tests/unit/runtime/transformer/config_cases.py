@@ -43,6 +43,10 @@ CASES = [
     {"model_type": "qwen2", "num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 9,
      "layer_types": ["sliding_attention", "full_attention"]},
     {"model_type": "qwen2", "num_hidden_layers": 2, "tie_word_embeddings": True, "rope_theta": 1e6},
+    {"model_type": "qwen3"},
+    {"model_type": "qwen3", "num_hidden_layers": 4, "hidden_size": 48, "num_attention_heads": 6,
+     "num_key_value_heads": 2, "head_dim": 10, "attention_bias": True, "use_sliding_window": True,
+     "sliding_window": 9, "max_window_layers": 3, "rope_theta": 1e6},
 ]
 FUNCTIONS = {"gelu": "GELU", "gelu_new": "GELU_TANH", "silu": "SILU", "relu": "RELU"}
 
@@ -57,7 +61,9 @@ def rope_of(config):
 
 def windows_of(config, model):
     from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
-    if model == "qwen2":
+    if model == "qwen3":
+        got = [config.sliding_window if kind == "sliding_attention" else None for kind in config.layer_types]
+    elif model == "qwen2":
         got = [Qwen2Attention(config, i).sliding_window for i in range(config.num_hidden_layers)]
     else:
         window = getattr(config, "sliding_window", None) if model == "mistral" else None
@@ -72,7 +78,7 @@ def row(case):
     inner = (config.n_inner or 4 * config.n_embd) if gpt2 else config.intermediate_size
     window, layers = (0, "0" * config.n_layer) if gpt2 else windows_of(config, model)
     bias = gpt2 or (model == "qwen2") or getattr(config, "attention_bias", False)
-    values = [json.dumps(json.dumps(case)), f"FSDP_{model.upper()}", config.num_hidden_layers,
+    values = [json.dumps(json.dumps(case)), json.dumps(model), config.num_hidden_layers,
               config.hidden_size, inner, heads,
               getattr(config, "num_key_value_heads", None) or heads,
               getattr(config, "head_dim", None) or config.hidden_size // heads, config.vocab_size,

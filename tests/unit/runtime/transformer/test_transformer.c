@@ -115,7 +115,7 @@ static fsdp_status backward(world_rank *rank, const model_case *what, made_model
 
 /* --- gradients ------------------------------------------------------------------------------------ */
 
-/* Gathers anew, since the shards were written to. */
+/* Gathers again, since the shards were written to. */
 static fsdp_status loss_of(made_model *made, double *loss_out, fsdp_error *err)
 {
     const fsdp_token_batch batch = part_of(made, 0, SEQUENCES);
@@ -212,6 +212,9 @@ static const char *const models[] = {
     "{\"model_type\": \"mistral\", \"sliding_window\": 3, " LLAMA "}",
     "{\"model_type\": \"qwen2\", \"use_sliding_window\": true, \"sliding_window\": 2, "
     "\"max_window_layers\": 1, " LLAMA "}",
+    "{\"model_type\": \"qwen3\", \"head_dim\": 10, \"attention_bias\": true, " LLAMA "}",
+    "{\"model_type\": \"qwen3\", \"use_sliding_window\": true, \"sliding_window\": 2, "
+    "\"max_window_layers\": 1, \"head_dim\": 4, \"tie_word_embeddings\": true, " LLAMA "}",
     "{\"model_type\": \"llama\", \"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 2.0, "
     "\"rope_theta\": 100.0}, " LLAMA "}"};
 
@@ -352,7 +355,7 @@ static double loss_of_logits(const made_model *made, const float *logits)
     return loss;
 }
 
-/* Looking changes nothing: a step behind it is like one before it. A batch with an id that no row of the
+/* Looking changes nothing: a step after it is like one before it. A batch with an id that no row of the
  * embedding has is refused wherever it is. */
 static fsdp_status look_and_train(world_rank *rank, fsdp_error *err)
 {
@@ -471,7 +474,7 @@ Test(transformer, first_values_have_their_deviation)
 
 enum { PROMPT = 4, NEW = 20 };
 
-/* Greedy ids by the whole forward of the ids that a cache would hold: all so far, and behind the context's
+/* Greedy ids by the whole forward of the ids that a cache would hold: all so far, and after the context's
  * end those from its last half on. */
 static fsdp_status expect_greedy(made_model *made, const int64_t *sampled, fsdp_error *err)
 {

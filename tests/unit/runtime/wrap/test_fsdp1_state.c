@@ -307,7 +307,7 @@ Test(fsdp1_state, buffers_are_saved_in_their_own_dtype)
     remove_dir(dir);
 }
 
-/* --- values that are set behind a forward ------------------------------------------------------ */
+/* --- values that are set after a forward ------------------------------------------------------ */
 
 /* Leaves the unit gathered, as SHARD_GRAD_OP does. */
 static fsdp_status evaluate(toy *net, fsdp_error *err)

@@ -25,7 +25,7 @@ static fsdp_status run_case(world_rank *rank, fsdp_error *err)
     return status;
 }
 
-/* Over whole ranks, and replicas of shards; runs that are no boxes (3 ranks), with originals and without. */
+/* Over whole ranks, and replicas of shards; runs that are not boxes (3 ranks), with originals and without. */
 static void expect_everywhere(fsdp_status (*body)(toy *net, fsdp_error *err))
 {
     for (int ranks = 1; ranks <= 4; ranks++)

@@ -99,7 +99,7 @@ static byte_owner *find_owners(const char *dir, int number)
 
 typedef struct flip_counts {
     int64_t data, index, nobodys, loads;
-    int64_t same; /* in a frame, which decodes to the same bytes all the same */
+    int64_t same; /* in a frame, which decodes to the same bytes in any case */
 } flip_counts;
 
 static void write_byte(int fd, int64_t at, char byte)
@@ -497,7 +497,7 @@ Test(damage, shard_files_of_other_ranks_and_world_sizes_are_refused)
     expect_damaged("c", "shard-00000-of-00002.h5");
 }
 
-/* --- paths that are no files ------------------------------------------------------------------ */
+/* --- paths that are not files ------------------------------------------------------------------ */
 
 static void expect(const char *dir, fsdp_status status, const char *words)
 {

@@ -938,7 +938,7 @@ Test(commit, every_failing_allocation_leaves_what_was_there)
     fsdp_sim_free(sim);
 }
 
-/* The staging directory beside it would prove that a directory without a manifest is a leftover. */
+/* The staging directory next to it would prove that a directory without a manifest is a leftover. */
 Test(commit, a_manifest_that_cannot_be_looked_at_is_not_taken_for_a_missing_one)
 {
     bool reached = true;

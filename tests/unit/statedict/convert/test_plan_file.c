@@ -196,7 +196,7 @@ Test(plan_file, what_is_no_plan_is_never_replaced)
     cr_expect_not(fsdp_io_exists(NULL, path_of("plan.tmp")));
 }
 
-/* The source and plans, and nothing beside them. */
+/* The source and plans, and nothing next to them. */
 static int count_files(void)
 {
     fsdp_io_names names;
@@ -405,7 +405,7 @@ Test(plan_file, forged_plans_are_damaged)
     }
 }
 
-/* A readable plan is applied only if it equals the plan that is made anew. */
+/* A readable plan is applied only if it equals the plan that is made again. */
 Test(plan_file, a_plan_that_says_something_else_is_not_applied)
 {
     static const char *const lies[][2] = {

@@ -146,7 +146,7 @@ Test(source_changes, verifying_notices_the_change)
 
 /* --- a disk that fails ------------------------------------------------------------------------- */
 
-/* Bytes that could not be read are no damage: a script may try again. */
+/* Bytes that could not be read are not damage: a script may try again. */
 Test(source_changes, a_source_that_cannot_be_read_is_not_called_damaged)
 {
     fsdp_verify_summary summary = {0};

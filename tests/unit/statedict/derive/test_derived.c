@@ -1,5 +1,5 @@
 /*
- * Derived tensors beside a plain computation of the whole tensor: random trees of operations that move
+ * Derived tensors next to a plain computation of the whole tensor: random trees of operations that move
  * elements, operations on several pieces, shapes that do not fit, and failing memory.
  */
 #include "kernels/quants.h"

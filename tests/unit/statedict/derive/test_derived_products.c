@@ -1,5 +1,5 @@
 /*
- * Derived tensors that compute numbers of several tensors, beside a plain computation of the whole: products
+ * Derived tensors that compute numbers of several tensors, next to a plain computation of the whole: products
  * of thin matrices, rows of given lengths, scales of blocks, MXFP4.
  */
 #include "statedict/derive/derived_product.h"
@@ -104,7 +104,7 @@ Test(derived, a_product_of_several_tiles)
     check_product(3, 5, 300000, FSDP_F32);
 }
 
-/* The largest sums round to more than bf16 holds. Rows behind them, of which a tile has fewer, fit. */
+/* The largest sums round to more than bf16 holds. Rows after them, of which a tile has fewer, fit. */
 Test(derived, a_sum_that_does_not_fit_is_an_error_of_the_read)
 {
     enum { ROWS = 1300, BEHIND = 16 };

@@ -1,5 +1,5 @@
 /*
- * For tests of derived tensors: a node beside the whole tensor that it should be, and their comparison in
+ * For tests of derived tensors: a node next to the whole tensor that it should be, and their comparison in
  * random boxes.
  */
 #ifndef FSDP_WHOLE_PAIR_H
@@ -126,7 +126,7 @@ static inline fsdp_checkpoint *finish(fsdp_derivation *derivation, const whole_p
     return checkpoint;
 }
 
-/* Memory behind which nothing may be touched: a piece that is larger than a buffer ends the test. */
+/* Memory after which nothing may be touched: a piece that is larger than a buffer ends the test. */
 static inline void *guarded_buffer(void)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);

@@ -232,6 +232,29 @@ Test(expect, layers_of_experts_are_counted_from_1)
     fsdp_sd_free(sd);
 }
 
+/* DeepSeek-V3's files have a layer after the last one, of other tensors, which transformers leaves out. */
+Test(expect, layers_that_predict_further_tokens_may_be_there)
+{
+    static const char *const names[] = {"model.layers.2.eh_proj.weight",
+                                        "model.layers.3.enorm.weight",
+                                        "model.layers.4.enorm.weight"};
+    static const char config[] = "{\"model_type\": \"deepseek_v3\", \"num_hidden_layers\": 2, "
+                                 "\"n_routed_experts\": 1, \"num_nextn_predict_layers\": 2}";
+    for (int i = 0; i < 3; i++) {
+        fsdp_sd *sd = two_norms("model.");
+        fsdp_mesh *mesh = NULL;
+        fsdp_expect_counts counts;
+        cr_assert_eq(
+            fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"rank"}, NULL, &mesh, NULL),
+            FSDP_OK);
+        add(sd, mesh, names[i], 8);
+        fsdp_mesh_free(mesh);
+        cr_assert_eq(count(config, sd, &counts, NULL), FSDP_OK);
+        cr_expect_eq(counts.extra, 1 + (i == 2), "%s", names[i]);
+        fsdp_sd_free(sd);
+    }
+}
+
 Test(expect, every_failing_allocation_is_an_error)
 {
     fsdp_sd *sd = two_norms("model.");

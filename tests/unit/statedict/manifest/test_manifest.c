@@ -337,7 +337,7 @@ Test(manifest, every_truncation_and_every_tail_is_found)
     fsdp_sd_free(manifest.sd);
 }
 
-/* --- texts that have the right hash and are wrong all the same --- */
+/* --- texts that have the right hash and are wrong in any case --- */
 
 static void add_hash(fsdp_text *text)
 {

@@ -297,7 +297,7 @@ typedef struct mesh_shape {
     int64_t shape[FSDP_MAX_MESH_DIMS];
 } mesh_shape;
 
-/* Meshes up to 4x4 and up to 2x2x3, in the order of their number; false behind the last. */
+/* Meshes up to 4x4 and up to 2x2x3, in the order of their number; false after the last. */
 static bool numbered_mesh(int number, mesh_shape *out)
 {
     if (number < 4)

@@ -608,7 +608,7 @@ Test(io_sim, without_a_sync_of_the_directory_the_new_name_is_lost)
     write_protocol weak = FULL;
     weak.sync_dir = false;
     cr_assert_gt(losses_after(weak), 20);
-    cr_assert_eq(cut_during(weak).damaged, 0); /* old or new all the same */
+    cr_assert_eq(cut_during(weak).damaged, 0); /* old or new in any case */
 }
 
 Test(io_sim, writing_in_place_damages)
