@@ -19,6 +19,9 @@ import time
 
 import numpy as np
 
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "runtime"))
+from ports import free_port
+
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 STEPS, EVERY, LIMIT_S, TRIES = 14, 4, 120, 10
 # A step takes some ten milliseconds: a signal comes before the last one. 31 sequences divide by no ranks.
@@ -262,12 +265,6 @@ def lines(work):
 
 
 # --- kills ---------------------------------------------------------------------------------------
-
-
-def free_port():
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return made.getsockname()[1]
 
 
 def start_ranks(directory, count, *more, deadline=5):
