@@ -9,6 +9,7 @@
 #include "base/core/mem.h"
 #include "base/data/name_path.h"
 #include "formats/dcp/dcp.h"
+#include "formats/torch/torch_emit.h"
 
 #include <string.h>
 
