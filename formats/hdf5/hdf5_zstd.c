@@ -1,6 +1,6 @@
 /*
  * HDF5 filter 32015: one zstd frame per chunk. hdf5_file.c registers it in this process;
- * hdf5_plugin.c builds it into the plugin for other programs. The plugin must load beside any
+ * hdf5_plugin.c builds it into the plugin for other programs. The plugin must load next to any
  * libhdf5, so it links neither libhdf5 nor the library; memory therefore comes from malloc, as
  * libhdf5 requires for buffers that a filter returns.
  *

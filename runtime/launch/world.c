@@ -22,7 +22,7 @@
 /* === a second control plane =================================================================== */
 
 /*
- * A second control plane of a world, for a thread of its own beside the training: another group of the
+ * A second control plane of a world, for a thread of its own next to the training: another group of the
  * threads, a second rendezvous over TCP, or a duplicate of MPI's communicator.
  */
 
