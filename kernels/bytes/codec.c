@@ -244,8 +244,7 @@ static fsdp_status check_frame(const void *from, size_t from_size, size_t size, 
     unsigned long long content = ZSTD_getFrameContentSize(from, from_size);
     if (content == ZSTD_CONTENTSIZE_ERROR || content == ZSTD_CONTENTSIZE_UNKNOWN)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "the zstd frame of %zu bytes does not state its content's size",
-                         from_size);
+                         "the zstd frame of %zu bytes does not give its content's size", from_size);
     if (content != size)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "the zstd frame holds %llu bytes, expected %zu",
                          content, size);

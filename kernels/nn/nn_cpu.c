@@ -127,7 +127,7 @@ fsdp_status fsdp_nn_open_cpu(int threads, fsdp_nn **nn_out, fsdp_error *err)
     *nn_out = NULL;
     if (threads < 1 || threads > MOST_THREADS)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "cannot compute with cannot compute with %d threads: 1 to %d are possible",
+                         "cannot compute with cannot compute with %d threads: 1 to %d are allowed",
                          threads, MOST_THREADS);
     const fsdp_nn_openblas *blas = fsdp_nn_openblas_get();
     if (blas->failure.status != FSDP_OK) {

@@ -36,11 +36,10 @@ static fsdp_status incomplete_lose(fsdp_checkpoint *checkpoint, size_t number, i
     if (fsdp_filter_selects(checkpoint->may_lack, entry->name, entry->name_size))
         return fsdp_incomplete_mark(checkpoint, number, err);
     fsdp_shard_name(file, checkpoint->manifest.file_count, name);
-    return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s/%s' is missing, which holds a part of '%s', and --allow-missing does not "
-                     "match its name",
-                     checkpoint->path, name,
-                     fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
+    return fsdp_fail(
+        err, FSDP_ERR_DAMAGED,
+        "'%s/%s' is missing and holds a part of '%s'; --allow-missing does not match its name",
+        checkpoint->path, name, fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
 }
 
 typedef struct lost_search {
@@ -117,7 +116,7 @@ fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint,
     const fsdp_stored_box *stored = fsdp_shard_find(
         reader, (uint32_t)promised->rank, (uint32_t)promised->entry, (uint32_t)promised->part);
     if (!stored)
-        return disagree(reader, tensor, "lacks a box that the manifest promises", err);
+        return disagree(reader, tensor, "lacks a box that the manifest lists", err);
     if (!same_box(stored, promised->box) || stored->dtype != tensor->dtype ||
         stored->name_size != tensor->name_size ||
         memcmp(stored->name, tensor->name, tensor->name_size) != 0)
@@ -225,7 +224,7 @@ static fsdp_status check_world(const fsdp_checkpoint *checkpoint, fsdp_error *er
         manifest->world <= manifest->files[0].index_size / FSDP_SHARD_INDEX_LEAST)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s/%s' is damaged: an index of %lld bytes does not hold what %d ranks wrote",
+                     "'%s/%s' is damaged: an index of %lld bytes does not fit what %d ranks wrote",
                      checkpoint->path, FSDP_MANIFEST_NAME, (long long)manifest->files[0].index_size,
                      manifest->world);
 }
@@ -241,8 +240,7 @@ static fsdp_status find_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_va
     const fsdp_stored_box *stored = fsdp_shard_find(reader, 0, (uint32_t)value->entry, 0);
     char name[160];
     if (!stored || stored->dtype != FSDP_U8 || stored->ndim != 1 || stored->len[0] != value->size)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' lacks the value '%s' that the manifest promises",
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' lacks the value '%s' that the manifest lists",
                          fsdp_shard_path(reader),
                          fsdp_printable(entry->name, entry->name_size, name, sizeof name));
     *stored_out = stored;
@@ -426,7 +424,7 @@ static fsdp_status visit_file(const fsdp_checkpoint *checkpoint, int number, cha
         return fsdp_fail_memory(err, "a path");
     int result = checkpoint->io->ops->info(checkpoint->io, path, &info);
     fsdp_status st = result == 0 ? visit(context, number, path, &info, err)
-                                 : fsdp_fail_errno(err, -result, "cannot look at '%s'", path);
+                                 : fsdp_fail_errno(err, -result, "cannot stat '%s'", path);
     fsdp_free(path);
     return st;
 }
@@ -543,12 +541,11 @@ static fsdp_status open_either(fsdp_io *io, const char *path, const fsdp_open_op
     if (named ? !format || format->reader : fsdp_path_is_foreign(io, path))
         return fsdp_foreign_open(io, path, opts, model, checkpoint_out, err);
     if (opts && opts->void_as)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, and '%s' is fsdp",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, but '%s' is fsdp",
                          path);
     if (model)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "--like is for the rank files of FSDP1, and '%s' is fsdp: leave it out",
-                         path);
+                         "--like is for rank files of FSDP1, but '%s' is fsdp: leave it out", path);
     return open_checkpoint(io, path, opts, true, checkpoint_out, err);
 }
 

@@ -178,13 +178,13 @@ static fsdp_status compare_with_now(void *context, int number, const char *path,
     (void)number;
     int result = io->ops->info(io, path, &now);
     if (result < 0)
-        return fsdp_fail_errno(err, -result, "cannot look at '%s' again", path);
+        return fsdp_fail_errno(err, -result, "cannot stat '%s' again", path);
     if (now.device == then->device && now.node == then->node && now.size == then->size &&
         now.mtime_ns == then->mtime_ns)
         return FSDP_OK;
-    return fsdp_fail(
-        err, FSDP_ERR_DAMAGED,
-        "'%s' was written to while it was read; try again when its writer has finished", path);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s' changed while it was read; try again when its writer has finished",
+                     path);
 }
 
 fsdp_status fsdp_checkpoint_check_unchanged(const fsdp_checkpoint *checkpoint, fsdp_error *err)
@@ -240,7 +240,7 @@ static fsdp_status resolve_tensor(const fsdp_checkpoint *checkpoint, size_t *ent
     if (*entry < fsdp_sd_count(sd) && fsdp_sd_at(sd, *entry)->kind == FSDP_ENTRY_ALIAS)
         *entry = fsdp_sd_at(sd, *entry)->target;
     if (*entry >= fsdp_sd_count(sd) || fsdp_sd_at(sd, *entry)->kind != FSDP_ENTRY_TENSOR)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "entry %zu of '%s' is no tensor", *entry,
+        return fsdp_fail(err, FSDP_ERR_USAGE, "entry %zu of '%s' is not a tensor", *entry,
                          checkpoint->path);
     return FSDP_OK;
 }
@@ -254,7 +254,7 @@ fsdp_status fsdp_checkpoint_read(fsdp_checkpoint *checkpoint, size_t entry, cons
     fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
     if (box->ndim != whole.ndim || !fsdp_box_contains(&whole, box))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the box asked for does not lie in tensor entry %zu of '%s'", entry,
+                         "the requested box is not inside tensor entry %zu of '%s'", entry,
                          checkpoint->path);
     fsdp_read_target target = {.box = *box, .dtype = tensor->dtype, .data = data};
     fsdp_reader reader = {.blocks.check = check};

@@ -26,7 +26,7 @@ fsdp_status fsdp_digests_encode(const fsdp_file_list *list, fsdp_text *text, fsd
         const fsdp_listed_file *file = &list->items[i];
         if (!fsdp_utf8_valid(file->name, strlen(file->name)))
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "'%s' has a name that is not UTF-8, which a digest file cannot hold",
+                             "'%s' has a name that is not UTF-8; a digest file cannot hold it",
                              file->path);
         fsdp_text_add_hex(text, file->digest, HASH);
         fsdp_text_addf(text, " %" PRId64 " ", file->size);
@@ -117,13 +117,13 @@ static fsdp_status take_line(digest_reader *reader, const char *end, fsdp_error 
     fsdp_listed_file file = {0};
     const char *at = reader->at + DIGITS;
     if (end - reader->at <= DIGITS || !take_hex(reader->at, file.digest) || *at != ' ')
-        return fail_line(reader, "does not begin with a digest", err);
+        return fail_line(reader, "does not start with a digest", err);
     at++;
     const char *first = at;
     for (; at < end && *at >= '0' && *at <= '9'; at++)
         if (fsdp_mul_overflow(file.size, 10, &file.size) ||
             __builtin_add_overflow(file.size, (int64_t)(*at - '0'), &file.size))
-            return fail_line(reader, "has a size that is too large", err);
+            return fail_line(reader, "has a size above the limit", err);
     if (at == first || at == end || *at != ' ')
         return fail_line(reader, "has no size", err);
     return take_name(reader, at + 1, (size_t)(end - at - 1), &file, err);
@@ -142,15 +142,16 @@ static fsdp_status check_end(digest_reader *reader, const char *data, size_t siz
                     memcmp(reader->end, LAST_LINE, sizeof LAST_LINE - 1) == 0 &&
                     take_hex(reader->end + sizeof LAST_LINE - 1, said.bytes);
     if (!begins && !is_there)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is no digest file of fsdp", reader->path);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is not a digest file of fsdp", reader->path);
     if (!is_there)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' is damaged: its last line is no digest of the others", reader->path);
+                         "'%s' is damaged: its last line is not the digest of the others",
+                         reader->path);
     fsdp_hash hash = fsdp_kernels_get()->hash(data, (size_t)(reader->end - data));
     if (memcmp(hash.bytes, said.bytes, HASH) == 0)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' is damaged: its lines differ from the digest in its last line",
+                     "'%s' is damaged: its lines do not match the digest in its last line",
                      reader->path);
 }
 
@@ -161,7 +162,8 @@ fsdp_status fsdp_digests_decode(const char *data, size_t size, const char *path,
     digest_reader reader = {.path = path, .list = list, .line = 1};
     FSDP_TRY(check_end(&reader, data, size, err));
     if (size < first || memcmp(data, FIRST_LINE, first) != 0)
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' is of a newer version of fsdp", path);
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' was written by a newer version of fsdp",
+                         path);
     for (reader.at = data + first; reader.at < reader.end;) {
         const char *end = memchr(reader.at, '\n', (size_t)(reader.end - reader.at));
         reader.line++;
@@ -370,7 +372,7 @@ static fsdp_status look_at(digest_job *job, const fsdp_listed_file *file, fsdp_f
     if (result == -ENOENT || result == -ENOTDIR) {
         report_file(job, file, path, "is missing, and listed in");
     } else if (result < 0) {
-        st = fsdp_fail_errno(err, -result, "cannot look at '%s'", path);
+        st = fsdp_fail_errno(err, -result, "cannot stat '%s'", path);
     } else if (info.kind != FSDP_FILE_REGULAR || info.size != file->size) {
         snprintf(what, sizeof what, "has %lld bytes, and not the %lld that are listed in",
                  (long long)info.size, (long long)file->size);
@@ -452,7 +454,7 @@ static fsdp_status judge_file(digest_job *job, fsdp_status status, const fsdp_er
         status == FSDP_ERR_USAGE || status == FSDP_ERR_REFUSED || found->errnum == EISDIR;
     fsdp_text text = {0};
     if (is_other && job->opts->digests == FSDP_DIGESTS_WRITE)
-        return fsdp_fail(err, FSDP_ERR_EXISTS, "%s: it is not replaced, move it away first",
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "%s: it is not replaced; move it away first",
                          found->text);
     if (!is_other && status != FSDP_ERR_DAMAGED && status != FSDP_ERR_IO) {
         if (err)

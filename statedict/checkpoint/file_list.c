@@ -76,7 +76,7 @@ static fsdp_status add_path(const tree_walk *walk, const char *path, int depth, 
         return FSDP_OK;
     int result = io->ops->info(io, path, &info);
     if (result < 0)
-        return fsdp_fail_errno(err, -result, "cannot look at '%s'", path);
+        return fsdp_fail_errno(err, -result, "cannot stat '%s'", path);
     if (info.kind == FSDP_FILE_DIRECTORY)
         return add_directory(walk, path, depth, err);
     if (info.kind != FSDP_FILE_REGULAR)

@@ -670,10 +670,10 @@ static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
     const fsdp_format *format = fsdp_format_from(fsdp_source_format(checkpoint->source));
     if (model && !format->caps.takes_model)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "--like is for the rank files of FSDP1, and '%s' is %s: leave it out",
-                         path, format->name);
+                         "--like is for rank files of FSDP1, but '%s' is %s: leave it out", path,
+                         format->name);
     if (opts.void_as && !format->caps.takes_void)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, and '%s' is %s", path,
+        return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, but '%s' is %s", path,
                          format->name);
     const char *carried = fsdp_source_extra(checkpoint->source, "carried");
     if (carried) {
@@ -717,7 +717,7 @@ fsdp_status fsdp_checkpoint_open_value(const fsdp_value *value, fsdp_checkpoint 
     static const char zip_start[] = "PK\003\004";
     if (value->kind != FSDP_VALUE_OPAQUE || value->as.bytes.size < 4 ||
         memcmp(value->as.bytes.data, zip_start, 4) != 0)
-        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "the value is not in a form that is known");
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "the value has an unknown form");
     foreign_checkpoint *foreign = fsdp_alloc(1, sizeof *foreign);
     if (!foreign)
         return fsdp_fail_memory(err, "a value");

@@ -104,7 +104,7 @@ static fsdp_status check_file(const one_file *one, fsdp_manifest *manifest, fsdp
 {
     if (manifest->kind != FSDP_FULL)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' is damaged: its manifest is that of a directory", one->path);
+                         "'%s' is damaged: its manifest describes a directory", one->path);
     if (manifest->files[0].size != one->text_at)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' is damaged: its manifest begins at byte %" PRId64
@@ -118,7 +118,7 @@ static fsdp_status read_text(const one_file *one, fsdp_manifest *manifest_out, f
 {
     if (one->text_at < 0)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' is damaged: its superblock does not say where the manifest begins",
+                         "'%s' is damaged: its superblock does not give the offset of the manifest",
                          one->path);
     int64_t size = one->size - one->text_at;
     if (size > FSDP_MANIFEST_MAX)
@@ -156,7 +156,8 @@ static fsdp_status write_text(one_file *one, const fsdp_text *text, bool durable
     unsigned char head[SUPERBLOCK];
     FSDP_TRY(fsdp_io_read(one->file, one->path, head, sizeof head, 0, err));
     if (!one->is_hdf5 || end_of_hdf5(head) != end)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' does not end where HDF5 says", one->path);
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' does not end at the size that HDF5 records",
+                         one->path);
     FSDP_TRY(fsdp_io_write(one->file, one->path, text->data, text->size, end, err));
     return durable ? fsdp_io_sync(one->file, one->path, err) : FSDP_OK;
 }

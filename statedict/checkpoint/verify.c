@@ -925,11 +925,11 @@ static fsdp_status check_repair(fsdp_io *io, const char *path, const fsdp_verify
                                 fsdp_error *err)
 {
     if (opts->repair && opts->level < FSDP_VERIFY_DATA)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "nothing is repaired before its data was read");
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot repair before the data was read");
     if (opts->repair && fsdp_path_is_foreign(io, path))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is a checkpoint of another program: nothing in it can be repaired",
-                         path);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "'%s' is a checkpoint of another program; only those of fsdp can be repaired", path);
     return FSDP_OK;
 }
 

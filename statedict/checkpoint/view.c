@@ -329,7 +329,7 @@ static fsdp_status open_file(comparison *with, fsdp_io *io, fsdp_error *err)
 {
     FSDP_TRY(fsdp_io_open(io, with->path, fsdp_io_read_beneath(io), &with->file, err));
     int result = with->file->ops->size(with->file, &with->size);
-    return result < 0 ? fsdp_fail_errno(err, -result, "cannot look at '%s'", with->path) : FSDP_OK;
+    return result < 0 ? fsdp_fail_errno(err, -result, "cannot stat '%s'", with->path) : FSDP_OK;
 }
 
 static fsdp_status run(comparison *with, const fsdp_view_opts *opts, bool *same_out,

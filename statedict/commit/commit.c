@@ -97,9 +97,10 @@ static fsdp_status check_parent(fsdp_io *io, const char *dir, const char *parent
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot save to '%s': '%s'", dir, parent);
     if (fsdp_has_manifest(io, parent))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "cannot save to '%s': '%s' is a checkpoint, which holds no other", dir,
-                         parent);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "cannot save to '%s': '%s' is a checkpoint, and a checkpoint cannot hold another", dir,
+            parent);
     if (io->ops->space(io, parent, &space) == 0 && space.write_errno != 0)
         return fsdp_fail_errno(err, space.write_errno,
                                "cannot save to '%s': '%s' cannot be written", dir, parent);
@@ -122,17 +123,16 @@ static fsdp_status require_only_ours(fsdp_io *io, const char *dir, fsdp_error *e
     char *foreign = NULL;
     FSDP_TRY(fsdp_manifest_is_ours(io, dir, &ours, err));
     if (!ours)
-        return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' exists and is no checkpoint: it is not overwritten, remove it first",
-                         dir);
+        return fsdp_fail(
+            err, FSDP_ERR_EXISTS,
+            "'%s' exists and is not a checkpoint; it is not overwritten, remove it first", dir);
     int result = io->ops->list(io, dir, take_foreign_name, &foreign);
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot list '%s'", dir);
     if (!foreign)
         return FSDP_OK;
     fsdp_fail(err, FSDP_ERR_EXISTS,
-              "'%s' also holds '%s', which is not of the checkpoint: it is not overwritten, move "
-              "that away first",
+              "'%s' also holds '%s', which does not belong to the checkpoint; move it away first",
               dir, foreign);
     fsdp_free(foreign);
     return FSDP_ERR_EXISTS;
@@ -156,11 +156,10 @@ fsdp_status fsdp_place_refuse_link(fsdp_io *io, const char *path, fsdp_error *er
 {
     if (!is_link(io, path))
         return FSDP_OK;
-    return fsdp_fail(
-        err, FSDP_ERR_EXISTS,
-        "'%s' is a symbolic link, which is neither followed nor replaced: name what it "
-        "leads to, or remove it",
-        path);
+    return fsdp_fail(err, FSDP_ERR_EXISTS,
+                     "'%s' is a symbolic link, which is neither followed nor replaced; name its "
+                     "target, or remove it",
+                     path);
 }
 
 /* A dangling link looks like a free name to calls that follow links. */
@@ -168,10 +167,9 @@ static fsdp_status refuse_dangling_link(fsdp_io *io, const char *dir, fsdp_error
 {
     if (!is_link(io, dir))
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_EXISTS,
-                     "'%s' is a symbolic link that leads nowhere: remove it, or save to where it "
-                     "should lead",
-                     dir);
+    return fsdp_fail(
+        err, FSDP_ERR_EXISTS,
+        "'%s' is a symbolic link to nothing; remove it, or save to the intended target", dir);
 }
 
 /* Checks the checkpoint that a save would restore to DIR (place_recover). */
@@ -182,8 +180,8 @@ static fsdp_status check_set_aside(fsdp_io *io, const char *dir, bool overwrite,
         return FSDP_OK;
     fsdp_status status = overwrite ? require_only_ours(io, old, err)
                                    : fsdp_fail(err, FSDP_ERR_EXISTS,
-                                               "'%s' was being overwritten when that was "
-                                               "interrupted, '%s' is the old checkpoint",
+                                               "'%s' was being overwritten when the process was "
+                                               "interrupted; '%s' is the old checkpoint",
                                                dir, old);
     fsdp_free(old);
     return status;
@@ -194,13 +192,13 @@ static fsdp_status check_overwrite(fsdp_io *io, const char *dir, fsdp_error *err
     int64_t step;
     if (fsdp_dir_is_step(dir, &step))
         return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' is a step of a run, and those are never overwritten: save under "
+                         "'%s' is a step of a run, and steps are never overwritten; save under "
                          "another name, or remove it first",
                          dir);
     if (is_link(io, dir))
         return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' is a symbolic link, which is not followed to overwrite: name what "
-                         "it leads to, or remove it",
+                         "'%s' is a symbolic link, which is not followed to overwrite; name its "
+                         "target, or remove it",
                          dir);
     return require_only_ours(io, dir, err);
 }
@@ -214,7 +212,7 @@ static fsdp_status check_name(fsdp_io *io, const char *dir, bool overwrite, fsdp
     if (result == -ENOENT)
         return check_set_aside(io, dir, overwrite, err);
     if (result < 0)
-        return fsdp_fail_errno(err, -result, "cannot look at '%s'", dir);
+        return fsdp_fail_errno(err, -result, "cannot stat '%s'", dir);
     if (info.kind != FSDP_FILE_DIRECTORY)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is not a directory", dir);
     if (!overwrite)
@@ -398,8 +396,8 @@ static fsdp_status move_into_place(const fsdp_swap *swap, fsdp_error *err)
     if (result == 0)
         return FSDP_OK;
     if (result == -EEXIST || result == -ENOTEMPTY)
-        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists: another job made it meanwhile",
-                         swap->target);
+        return fsdp_fail(err, FSDP_ERR_EXISTS,
+                         "'%s' exists: another job created it in the meantime", swap->target);
     return fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", swap->path, swap->target);
 }
 

@@ -118,7 +118,8 @@ fsdp_status fsdp_moves_publish(fsdp_io *io, const char *from, const char *to, bo
                                fsdp_error *err)
 {
     if (fsdp_io_exists(io, to))
-        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists: another job made it meanwhile", to);
+        return fsdp_fail(err, FSDP_ERR_EXISTS,
+                         "'%s' exists: another job created it in the meantime", to);
     fsdp_file *marker = NULL;
     fsdp_status status = create_marker(io, from, durable, &marker, err);
     if (status == FSDP_OK)

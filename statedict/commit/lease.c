@@ -232,7 +232,7 @@ static void describe_holder(const lease_text *holder, char *out, size_t room)
 static fsdp_status fail_foreign(const fsdp_lease *lease, fsdp_error *err)
 {
     return fsdp_fail(err, FSDP_ERR_EXISTS,
-                     "'%s' may be in use: '%s' is no lease that this fsdp can read, and is not "
+                     "'%s' may be in use: '%s' is not a lease that this fsdp can read, and is not "
                      "taken over; if no job uses the run, remove that file",
                      lease->run, lease->path);
 }
@@ -255,9 +255,10 @@ static fsdp_status fail_held(fsdp_lease *lease, const lease_text *holder, fsdp_e
     lease->may_end = true;
     describe_holder(holder, who, sizeof who);
     if (fsdp_process_is_here(lease->io->host, &holder->process))
-        return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' is in use by %s, which is running: the run is free when it ends",
-                         lease->run, who);
+        return fsdp_fail(
+            err, FSDP_ERR_EXISTS,
+            "'%s' is in use by %s, which is still running; the run is free when it ends",
+            lease->run, who);
     return fsdp_fail(err, FSDP_ERR_EXISTS,
                      "'%s' is in use by %s; if that process is gone, its lease ends in %" PRId64
                      " s",
@@ -394,7 +395,7 @@ static fsdp_status lock_text(const fsdp_lease *lease, const char *text, size_t s
         (void)fsdp_io_close(&file, lease->path, NULL);
         wait_a_little();
     }
-    return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is in use: another process keeps '%s' locked",
+    return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is in use: another process holds the lock '%s'",
                      lease->run, lease->path);
 }
 

@@ -192,7 +192,8 @@ static fsdp_status require_checkpoint(const fsdp_output_place *place, const char
     return is_known
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_EXISTS,
-                           "'%s' is no checkpoint: it is not overwritten, move it away first", to);
+                           "'%s' is not a checkpoint; it is not overwritten, move it away first",
+                           to);
 }
 
 static fsdp_status check_name(const fsdp_output_place *place, const char *to, fsdp_error *err)
@@ -205,7 +206,7 @@ static fsdp_status check_name(const fsdp_output_place *place, const char *to, fs
     if (result == -ENOENT)
         return FSDP_OK;
     if (result < 0)
-        return fsdp_fail_errno(err, -result, "cannot look at '%s'", to);
+        return fsdp_fail_errno(err, -result, "cannot stat '%s'", to);
     if ((info.kind == FSDP_FILE_DIRECTORY) != directory || info.kind == FSDP_FILE_OTHER)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is not a %s", to,
                          directory ? "directory" : "file");

@@ -49,7 +49,7 @@ static fsdp_status check_file(const order_text *plan, const char *path, int64_t 
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is gone since '%s' was made", path,
                          plan->path);
     if (result < 0)
-        return fsdp_fail_errno(err, -result, "cannot look at '%s'", path);
+        return fsdp_fail_errno(err, -result, "cannot stat '%s'", path);
     if (info.size != size)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' has changed since '%s' was made: it has %" PRId64

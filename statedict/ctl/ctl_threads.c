@@ -110,7 +110,7 @@ static fsdp_status fill_hub(thread_hub *hub, fsdp_error *err)
     for (; hub->endpoints_made < hub->size; hub->endpoints_made++) {
         int failed = make_condition(&hub->endpoints[hub->endpoints_made].changed);
         if (failed)
-            return fsdp_fail_errno(err, failed, "cannot make a condition for rank %d",
+            return fsdp_fail_errno(err, failed, "cannot create a condition for rank %d",
                                    hub->endpoints_made);
     }
     return FSDP_OK;
@@ -125,7 +125,7 @@ static fsdp_status create_hub(int size, thread_hub **hub_out, fsdp_error *err)
     int failed = pthread_mutex_init(&hub->lock, NULL);
     if (failed) {
         fsdp_free(hub);
-        return fsdp_fail_errno(err, failed, "cannot make the lock of the control plane");
+        return fsdp_fail_errno(err, failed, "cannot create the lock of the control plane");
     }
     fsdp_status status = fill_hub(hub, err);
     if (status == FSDP_OK)
@@ -271,7 +271,7 @@ fsdp_status fsdp_ctl_threads(int n, fsdp_ctl **ctls_out, fsdp_error *err)
 {
     thread_hub *hub = NULL;
     if (n < 1 || n > MAX_RANKS)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot connect %d threads: 1 to %d are possible", n,
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot connect %d threads: 1 to %d are allowed", n,
                          MAX_RANKS);
     FSDP_TRY(create_hub(n, &hub, err));
     for (int i = 0; i < n; i++) {

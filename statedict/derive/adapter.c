@@ -148,8 +148,8 @@ static fsdp_status merge_module(adapter_merge *merge, const fsdp_derived *weight
 {
     if (parts->a->ndim != 2 || parts->b->ndim != 2)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "an adapter of a convolution cannot be merged here: PEFT's "
-                         "merge_and_unload does");
+                         "an adapter of a convolution cannot be merged here; merge it with PEFT's "
+                         "merge_and_unload");
     const fsdp_adapter_module found = {.name = {module.text, module.size},
                                        .rank = parts->a->shape[0],
                                        .has_lengths = parts->magnitudes != NULL};
@@ -159,9 +159,9 @@ static fsdp_status merge_module(adapter_merge *merge, const fsdp_derived *weight
     if (!parts->magnitudes)
         return merge_pair(merge, weight, parts, &pair, out, err);
     if (parts->is_embedding)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "an embedding with DoRA cannot be merged here: PEFT's merge_and_unload "
-                         "does");
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "an embedding with DoRA cannot be merged here; merge it with PEFT's merge_and_unload");
     return merge_lengths(merge, weight, parts, &pair, out, err);
 }
 
@@ -424,12 +424,12 @@ static fsdp_status refuse_directory(const adapter_merge *merge, const char *dir,
     const char *base = fsdp_derivation_base(merge->derivation)->path;
     if (fsdp_sd_has_adapter(merge->base))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is an adapter, and '%s' is none: the two are the wrong way round, "
-                         "the model comes first and the adapter behind --adapter",
+                         "'%s' is an adapter, and '%s' is not: the two are swapped; the model "
+                         "comes first, the adapter after --adapter",
                          base, dir);
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                     "'%s' is no adapter of PEFT: neither it nor its newest step has an %s", dir,
-                     config_name);
+                     "'%s' is not an adapter of PEFT: neither it nor its newest step has an %s",
+                     dir, config_name);
 }
 
 /* The snapshot in a hub's cache, or the newest step of a run; the caller frees it also after a failure. */

@@ -257,8 +257,8 @@ static fsdp_status module_layers_read_above(fsdp_json *json, fsdp_module_layers 
         for (size_t j = 0; j < name->size; j++)
             if (name->text[j] == '\0' || strchr("\\^$*+?{}[]()|", name->text[j]))
                 return fsdp_fail(err, FSDP_ERR_USAGE,
-                                 "layers_pattern '%s' is an expression, which is not matched here: "
-                                 "PEFT's merge_and_unload does",
+                                 "layers_pattern '%s' is an expression, which is not matched here; "
+                                 "merge with PEFT's merge_and_unload",
                                  fsdp_printable(name->text, name->size, shown, sizeof shown));
     }
     return FSDP_OK;
@@ -453,19 +453,20 @@ static fsdp_status check_kind(const fsdp_adapter_config *config, const char *pat
 {
     char shown[100];
     if (!config->is_lora)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is of an adapter that is no LoRA: PEFT's merge_and_unload merges it",
-                         path);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "'%s' is of an adapter that is not a LoRA; merge it with PEFT's merge_and_unload",
+            path);
     if (config->variant)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has %s, a variant of LoRA that is not merged here: PEFT's "
+                         "'%s' has %s, a variant of LoRA that is not merged here; PEFT's "
                          "merge_and_unload merges it, or says why it cannot",
                          path, config->variant);
     if (start_changes_base(config->start))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' says init_lora_weights '%s', with which PEFT changes the base, too: "
-                         "its merge_and_unload merges the adapter, and its "
-                         "path_initial_model_for_weight_conversion makes a plain one of it",
+                         "'%s' says init_lora_weights '%s', with which PEFT changes the base as "
+                         "well; its merge_and_unload merges the adapter, and its "
+                         "path_initial_model_for_weight_conversion makes a plain adapter of it",
                          path,
                          fsdp_printable(config->start, strlen(config->start), shown, sizeof shown));
     return FSDP_OK;
@@ -542,9 +543,9 @@ fsdp_status fsdp_adapter_factor(const fsdp_adapter_config *config,
     if (config->has_lengths != module->has_lengths)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          config->has_lengths
-                             ? "adapter_config.json says use_dora, and the adapter has no "
+                             ? "adapter_config.json says use_dora, but the adapter has no "
                                "magnitudes (lora_magnitude_vector) for it"
-                             : "the adapter has magnitudes (lora_magnitude_vector) for it, and "
+                             : "the adapter has magnitudes (lora_magnitude_vector) for it, but "
                                "adapter_config.json does not say use_dora");
     *factor_out = alpha / (config->divides_by_root ? sqrt(rank) : rank);
     return FSDP_OK;

@@ -282,8 +282,8 @@ static fsdp_status refuse_scales(const dequant_job *job, const fsdp_derived *wei
     return fsdp_fail(err, FSDP_ERR_DAMAGED, "scales of %s do not fit a weight of %s: %s", s, w,
                      blocks->is_none
                          ? "config.json has no blocks (weight_block_size is null)"
-                         : "they are none of the tensor, of rows, or of blocks of 128 x "
-                           "128, and config.json names no others (weight_block_size)");
+                         : "they are not those of the tensor, of rows, or of blocks of 128 x 128, "
+                           "and config.json names no other size (weight_block_size)");
 }
 
 static fsdp_status scale_weight(const dequant_job *job, size_t number, int64_t scales_number,
@@ -360,7 +360,7 @@ static fsdp_status add_tensor(dequant_job *job, size_t number, fsdp_error *err)
     FSDP_TRY(find_scales(job, entry, &scales, err));
     if (scales < 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "it has 8 bits and no scales: --dtype casts it as it is");
+                         "it has 8 bits and no scales; --dtype casts it as it is");
     FSDP_TRY(scale_weight(job, number, scales, &weight, err));
     return add_weight(job, number, name, weight, err);
 }

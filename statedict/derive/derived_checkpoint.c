@@ -445,7 +445,7 @@ static fsdp_status visit_noted(const fsdp_checkpoint *checkpoint, const char *pa
     fsdp_file_info info;
     int result = checkpoint->io->ops->info(checkpoint->io, path, &info);
     return result == 0 ? visit(context, -1, path, &info, err)
-                       : fsdp_fail_errno(err, -result, "cannot look at '%s'", path);
+                       : fsdp_fail_errno(err, -result, "cannot stat '%s'", path);
 }
 
 static fsdp_status each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit,

@@ -55,9 +55,9 @@ static const fsdp_derived_ops cast_ops = {read_cast, 1};
 static fsdp_status check_float(fsdp_dtype dtype, fsdp_error *err)
 {
     const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
-    return info && info->is_float
-               ? FSDP_OK
-               : fsdp_fail(err, FSDP_ERR_USAGE, "%s is no floating type", fsdp_dtype_name(dtype));
+    return info && info->is_float ? FSDP_OK
+                                  : fsdp_fail(err, FSDP_ERR_USAGE, "%s is not a floating type",
+                                              fsdp_dtype_name(dtype));
 }
 
 static fsdp_status make_changed(fsdp_arena *arena, const fsdp_derived *like,
@@ -162,7 +162,7 @@ fsdp_status fsdp_derive_scale(fsdp_arena *arena, const fsdp_derived *part, doubl
     FSDP_TRY(check_float(part->dtype, err));
     if (part->dtype != FSDP_F64 && ((float)factor == 0 || isinf((float)factor)))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "f32, in which %s is scaled, does not hold the factor %g",
-                         fsdp_dtype_name(part->dtype), factor);
+                         "the factor %g is out of range for f32, in which %s is scaled", factor,
+                         fsdp_dtype_name(part->dtype));
     return make_changed(arena, &like, out, err);
 }

@@ -241,7 +241,8 @@ static fsdp_status read_rows(const fsdp_derived *tensor, fsdp_reader *reader, co
     for (int64_t i = 0; i < rows; i++)
         if (!scale_row(buffer + i * width, width, magnitudes[i], piece, to + i * piece->len[1]))
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                             "row %" PRId64 " cannot get the length %g: it is zero, or not finite",
+                             "row %" PRId64
+                             " cannot be scaled to the length %g: the row is zero or not finite",
                              piece->lo[0] + i, magnitudes[i]);
     return FSDP_OK;
 }

@@ -237,7 +237,7 @@ fsdp_status fsdp_derive_mxfp4(fsdp_arena *arena, const fsdp_derived *weight,
                exponents->dtype == FSDP_U8 && weight->shape[ndim] == GROUP_BYTES &&
                memcmp(weight->shape, exponents->shape, (size_t)ndim * sizeof *shape) == 0;
     if (!fit || fsdp_mul_overflow(exponents->shape[ndim - 1], GROUP, &shape[ndim - 1]))
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s and %s are no MXFP4 blocks and their scales",
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s and %s are not MXFP4 blocks and their scales",
                          fsdp_derived_text(weight, w, sizeof w),
                          fsdp_derived_text(exponents, e, sizeof e));
     memcpy(shape, exponents->shape, (size_t)(ndim - 1) * sizeof *shape);

@@ -147,7 +147,7 @@ fsdp_status fsdp_derive_reshape(fsdp_arena *arena, const fsdp_derived *part, int
     char old_text[128], new_text[128];
     FSDP_TRY(fsdp_shape_check(ndim, shape, fsdp_dtype_size(part->dtype), err));
     if (fsdp_shape_count(ndim, shape) != fsdp_shape_count(part->ndim, part->shape))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot become %s",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be reshaped to %s",
                          fsdp_derived_text(part, old_text, sizeof old_text),
                          fsdp_derived_text(&wanted, new_text, sizeof new_text));
     if (part->ops == &reshape_ops)
@@ -231,7 +231,7 @@ fsdp_status fsdp_derive_permute(fsdp_arena *arena, const fsdp_derived *part, con
     int64_t shape[FSDP_MAX_DIMS];
     char text[128];
     if (!is_order(order, part->ndim))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s does not have the dims of this order",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s does not have as many dims as this order",
                          fsdp_derived_text(part, text, sizeof text));
     *out = part;
     if (is_identity(order, part->ndim))

@@ -44,8 +44,8 @@ static fsdp_status refuse(const naming *work, const char *why, fsdp_error *err)
     fsdp_printable(has_name ? work->prefix : unnamed,
                    has_name ? work->prefix_size - 1 : sizeof unnamed - 1, shown, sizeof shown);
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' numbers its %zu parameters, and %s: --only model leaves it out, and "
-                     "--names keep keeps the numbers",
+                     "'%s' numbers its %zu parameters, and %s; --only model leaves the optimizer "
+                     "out, --names keep keeps the numbers",
                      shown, work->total, why);
 }
 

@@ -518,7 +518,7 @@ fsdp_status fsdp_python_compile(const char *text, size_t size,
         return fsdp_fail_memory(err, "an expression");
     if (!in.refused)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "the Python expression '%s' is refused: %s",
+    return fsdp_fail(err, FSDP_ERR_USAGE, "cannot use the Python expression '%s': %s",
                      fsdp_printable(text, size, shown, sizeof shown), in.refused);
 }
 

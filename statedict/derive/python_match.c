@@ -158,7 +158,7 @@ fsdp_status fsdp_python_match(const fsdp_python_expression *expression, bool who
     if (st == FSDP_OK)
         *matches_out = run_from(&run, 0, expression->first, 0);
     if (st == FSDP_OK && run.steps >= MOST_STEPS)
-        st = fsdp_fail(err, FSDP_ERR_LIMIT, "to match the expression takes more than %d steps",
+        st = fsdp_fail(err, FSDP_ERR_LIMIT, "matching the expression takes more than %d steps",
                        (int)MOST_STEPS);
     give_memory(&run);
     return st;

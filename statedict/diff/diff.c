@@ -704,8 +704,8 @@ static fsdp_status require_selection(const diff_state *state, fsdp_error *err)
     bool any_name = fsdp_sd_count(state->sd_a) + fsdp_sd_count(state->sd_b) > 0;
     if (summary->equal + summary->differ + summary->only_a + summary->only_b > 0 || !any_name)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_DIFFERS, "no name matches, neither in '%s' nor in '%s'",
-                     state->a->path, state->b->path);
+    return fsdp_fail(err, FSDP_DIFFERS, "no name matches in '%s' or in '%s'", state->a->path,
+                     state->b->path);
 }
 
 /* Objects of classes are compared as their writers store them, not by the names of their

@@ -119,7 +119,8 @@ static fsdp_status split(const char *dir, char *path, char **parent_out, fsdp_er
 {
     const char *name = last_element(path);
     if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' does not name a directory in another one", dir);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' does not name a directory below another one",
+                         dir);
     size_t parent = (size_t)(name - path);
     if (parent == 0)
         *parent_out = fsdp_strndup(".", 1);
@@ -138,8 +139,8 @@ fsdp_status fsdp_name_check_room(const char *dir, fsdp_error *err)
     if (size <= MOST)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "the name '%s' is too long for a checkpoint: %zu bytes, at most %d leave room "
-                     "for what is put beside it while it is saved or removed",
+                     "the name '%s' is too long for a checkpoint: %zu bytes, at most %d are "
+                     "allowed, for a suffix is added while it is saved or removed",
                      fsdp_printable(name, size, shown, sizeof shown), size, MOST);
 }
 
@@ -200,8 +201,8 @@ fsdp_status fsdp_name_check_step(const char *dir, int64_t step, fsdp_error *err)
         return FSDP_OK;
     fsdp_step_name(step, right);
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' names another step than the checkpoint holds: name it '%s', or give it "
-                     "a name that is no step's",
+                     "'%s' names a different step than the checkpoint holds; name it '%s', or use "
+                     "a name that is not a step's",
                      dir, right);
 }
 

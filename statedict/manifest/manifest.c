@@ -236,8 +236,9 @@ fsdp_status fsdp_manifest_is_ours(fsdp_io *io, const char *dir, bool *ours_out, 
 static fsdp_status fail_newer(int64_t major, const char *path, fsdp_error *err)
 {
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                     "'%s' is of format version %" PRId64 ", this fsdp reads version %d: "
-                     "an fsdp that knows version %" PRId64 " is needed",
+                     "'%s' is of format version %" PRId64
+                     ", this fsdp reads version %d; an fsdp that knows version %" PRId64
+                     " is needed",
                      path, major, FSDP_FORMAT_MAJOR, major);
 }
 
@@ -248,7 +249,7 @@ static fsdp_status check_whole(const char *text, size_t size, const char *path, 
         return FSDP_OK;
     if (is_whole(text, size))
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' is damaged: its first lines state no format version", path);
+                         "'%s' is damaged: its first lines do not give the format version", path);
     if (major > FSDP_FORMAT_MAJOR)
         return fail_newer(major, path, err);
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
@@ -303,7 +304,7 @@ static fsdp_status take_version(fsdp_json *json, int *minor_out, fsdp_error *err
     if (major > FSDP_FORMAT_MAJOR)
         return fail_newer(major, json->name, err);
     if (major < 1)
-        return fsdp_json_fail(json, err, "there is no format version");
+        return fsdp_json_fail(json, err, "the format version is missing");
     if (minor < 0 || minor > INT_MAX)
         return fsdp_json_fail(json, err, "a minor format version of %" PRId64, minor);
     *minor_out = (int)minor;
@@ -323,7 +324,7 @@ static fsdp_status take_choice(fsdp_json *json, const char *const *names, int n,
         }
     }
     char word[40];
-    return fsdp_json_fail(json, err, "'%s' is none of the words known here",
+    return fsdp_json_fail(json, err, "'%s' is not a known word",
                           fsdp_printable(text, size, word, sizeof word));
 }
 
@@ -429,8 +430,8 @@ static fsdp_status check_order(manifest_reader *reader, int which, fsdp_error *e
 {
     uint64_t before = which < KEY_REQUIRED ? ((uint64_t)1 << which) - 1 : 0;
     if ((reader->members.seen & before) != before)
-        return fsdp_json_fail(&reader->json, err, "'%s' stands before members it depends on",
-                              keys[which]);
+        return fsdp_json_fail(&reader->json, err,
+                              "'%s' stands before the members that it depends on", keys[which]);
     return FSDP_OK;
 }
 
@@ -534,8 +535,8 @@ static fsdp_status fail_without_manifest(fsdp_io *io, const char *dir, fsdp_erro
     char *old = NULL;
     if (result == -ENOENT && fsdp_replaced_find(io, dir, &old)) {
         fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                  "'%s' does not exist, but the checkpoint that an interrupted overwrite set aside "
-                  "is whole: rename '%s' to restore it",
+                  "'%s' does not exist, but the old checkpoint of an interrupted overwrite is "
+                  "complete; rename '%s' to restore it",
                   dir, old);
         fsdp_free(old);
         return FSDP_ERR_NOT_FOUND;
@@ -577,7 +578,7 @@ static fsdp_status check_file(fsdp_io *io, const char *dir, const fsdp_manifest 
     if (result == -ENOENT)
         status = fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is missing", path);
     else if (result < 0)
-        status = fsdp_fail_errno(err, -result, "cannot look at '%s'", path);
+        status = fsdp_fail_errno(err, -result, "cannot stat '%s'", path);
     else if (info.kind != FSDP_FILE_REGULAR)
         status = fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is not a regular file", path);
     else if (info.size != size)

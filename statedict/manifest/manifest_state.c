@@ -137,7 +137,7 @@ static fsdp_status manifest_take_tuples(fsdp_json *json, fsdp_path_list *list, f
         FSDP_TRY(fsdp_json_i64(json, &i, err));
         if (i < 0 || (size_t)i >= list->path_count || list->path[i] >= 0 ||
             list->path[i] < -FSDP_MAX_NAME) /* the whole object, or in a tuple already */
-            return fsdp_json_fail(json, err, "a tuple that is no list of the path before it");
+            return fsdp_json_fail(json, err, "a tuple that is not a list of the path before it");
         list->path[i] = -(-list->path[i] | FSDP_PATH_TUPLE);
     }
 }
@@ -160,7 +160,7 @@ static fsdp_status path_list_add(fsdp_path_list *list, const fsdp_json *json, co
                                  size_t size, fsdp_error *err)
 {
     if (!fsdp_path_fits(name, size, list->path, list->path_count))
-        return fsdp_json_fail(json, err, "a path that does not make up the name");
+        return fsdp_json_fail(json, err, "a path that does not spell the name");
     char *name_copy = fsdp_arena_strndup(&list->arena, name, size);
     int32_t *path_copy = fsdp_arena_alloc(&list->arena, list->path_count, sizeof *path_copy);
     if (!name_copy || !path_copy ||
@@ -344,7 +344,7 @@ static fsdp_status put_mesh_layout(fsdp_text *text, const fsdp_layout *layout,
     put(text, ", \"placements\": [");
     for (int i = 0; i < fsdp_mesh_ndim(layout->mesh); i++) {
         if (layout->placement[i].kind == FSDP_PARTIAL)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "its placement is partial: reduce it first");
+            return fsdp_fail(err, FSDP_ERR_USAGE, "its placement is partial; reduce it first");
         if (i > 0)
             put(text, ", ");
         put_placement(text, layout->placement[i]);
@@ -388,7 +388,7 @@ static fsdp_status put_tensor(fsdp_text *text, const fsdp_entry *entry, const me
     if (layout->kind == FSDP_LAYOUT_BOXES)
         return put_boxes(text, layout, entry->ndim, err);
     if (entry->flat < 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "it lies in no flat buffer of this state dict");
+        return fsdp_fail(err, FSDP_ERR_USAGE, "it is in no flat buffer of this state dict");
     put(text, ", \"flat\": [");
     put_i64(text, entry->flat);
     put(text, ", ");
@@ -1106,7 +1106,9 @@ static fsdp_status add_plain_entry(fsdp_state_reader *reader, entry_record *entr
                        fsdp_sd_add_alias(reader->sd, entry->name.data, entry->name.size,
                                          entry->target.data, entry->target.size, &reader->reason),
                        err);
-    default: return fsdp_json_fail(reader->json, err, "an entry that is no tensor, value or alias");
+    default:
+        return fsdp_json_fail(reader->json, err,
+                              "an entry that is not a tensor, a value or an alias");
     }
 }
 

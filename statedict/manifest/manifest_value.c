@@ -66,7 +66,7 @@ fsdp_status fsdp_value_unpack(fsdp_value_kind kind, const char *bytes, size_t si
     if (st == FSDP_OK)
         st = fsdp_json_finish(&json, err);
     if (st == FSDP_OK && value_out->kind != kind)
-        st = fsdp_json_fail(&json, err, "a value of another kind was promised");
+        st = fsdp_json_fail(&json, err, "its kind is not the one in the manifest");
     if (st != FSDP_OK)
         fsdp_value_release(value_out);
     fsdp_json_release(&json);
@@ -216,10 +216,10 @@ fsdp_status fsdp_manifest_put_value(fsdp_text *text, const fsdp_value *value, fs
     size_t before = text->size;
     FSDP_TRY(put_at(text, value, 0, err));
     if (text->size - before > FSDP_MANIFEST_VALUE_MAX)
-        return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "the value takes %zu bytes of text, at most %d are allowed: "
-                         "store it as a tensor of u8",
-                         text->size - before, FSDP_MANIFEST_VALUE_MAX);
+        return fsdp_fail(
+            err, FSDP_ERR_LIMIT,
+            "the value takes %zu bytes of text, at most %d are allowed; store it as a tensor of u8",
+            text->size - before, FSDP_MANIFEST_VALUE_MAX);
     return FSDP_OK;
 }
 
@@ -320,7 +320,7 @@ static fsdp_status take_text(fsdp_json *json, fsdp_value_kind kind, fsdp_value *
     size_t size;
     FSDP_TRY(fsdp_json_string(json, &text, &size, err));
     if (kind == FSDP_VALUE_INTEGER && !is_integer(text, size))
-        return fsdp_json_fail(json, err, "an integer that is not one");
+        return fsdp_json_fail(json, err, "a malformed integer");
     if (kind == FSDP_VALUE_STRING || kind == FSDP_VALUE_INTEGER || kind == FSDP_VALUE_CLASS)
         return fsdp_value_set_bytes(value_out, kind, text, size, err);
     void *bytes;

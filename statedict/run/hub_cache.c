@@ -40,7 +40,7 @@ static fsdp_status read_main(const char *path, fsdp_io *io, char revision[LONGES
         while (size > 0 && strchr(" \r\n", data[size - 1]))
             data[--size] = '\0';
         if (strlen(data) != size || !is_revision(data))
-            st = fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' names no revision", main_path);
+            st = fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' does not name a revision", main_path);
         else
             memcpy(revision, data, size + 1);
     }
@@ -65,7 +65,7 @@ static fsdp_status only_snapshot(const char *path, const char *snapshots, fsdp_i
     if (names.count == 1 && strlen(names.items[0]) <= LONGEST_REVISION)
         strcpy(revision, names.items[0]);
     else if (names.count == 0)
-        st = fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' holds no snapshot: download the model again",
+        st = fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' holds no snapshot; download the model again",
                        path);
     else
         st = fsdp_fail(err, FSDP_ERR_USAGE,
@@ -112,8 +112,8 @@ static fsdp_status choose(const char *path, const char *snapshots, fsdp_io *io, 
         return fsdp_fail_memory(err, "a path");
     if (is_named && !is_directory(io, found)) {
         fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                  "'%s/refs/main' names the snapshot '%s', which is not there: download the model "
-                  "again, or name another snapshot",
+                  "'%s/refs/main' names the snapshot '%s', which does not exist; download the "
+                  "model again, or name another snapshot",
                   path, revision);
         fsdp_free(found);
         return FSDP_ERR_NOT_FOUND;

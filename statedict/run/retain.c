@@ -216,7 +216,7 @@ fsdp_status fsdp_retention_check(const fsdp_retention *policy, fsdp_error *err)
     if (policy && policy->keep_last < LEAST_KEPT)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "keep_last is %d, at least %d are kept: one while the next is written, "
-                         "one in case that one is damaged",
+                         "one in case it is damaged",
                          policy->keep_last, LEAST_KEPT);
     if (policy && policy->keep_every < 0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "keep_every is %" PRId64, policy->keep_every);

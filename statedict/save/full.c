@@ -32,8 +32,9 @@ static fsdp_status describe_full(const char *path, const fsdp_load_opts *opts,
     fsdp_status st = fsdp_selection_create(&(fsdp_select_from){.sd = sd}, &select,
                                            fsdp_format_to("fsdp"), &selection, err);
     if (st == FSDP_DIFFERS)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "no name in '%s' matches: none of %zu is selected",
-                         path, fsdp_sd_count(sd));
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "no name in '%s' matches: none of %zu names is selected", path,
+                         fsdp_sd_count(sd));
     if (st == FSDP_OK)
         st = fsdp_relayout_whole(sd, selection, full_out, err);
     fsdp_selection_free(selection);

@@ -65,7 +65,7 @@ static fsdp_status match_tensor(const load_job *job, const fsdp_entry *wanted,
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is %s here and %s in '%s'%s", name,
                      fsdp_dtype_name(wanted->dtype), fsdp_dtype_name(stored->dtype),
-                     job->checkpoint->path, castable ? "; ask for casting to load it" : "");
+                     job->checkpoint->path, castable ? "; enable casting to load it" : "");
 }
 
 static fsdp_status match_entry(load_job *job, size_t i, bool *found, fsdp_error *err)

@@ -214,7 +214,7 @@ static fsdp_status keep_slab(void *context, const fsdp_entry *entry, int64_t fir
     size_t size = fsdp_dtype_size(entry->dtype);
     int64_t at = fsdp_sd_find(full, entry->name, entry->name_size);
     if (at < 0)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "tensor '%s' has no place in the full state",
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "tensor '%s' has no location in the full state",
                          entry->name);
     if (count > 0)
         memcpy((char *)fsdp_sd_at(full, (size_t)at)->data + (size_t)first * size, data,
@@ -897,7 +897,7 @@ static fsdp_status prepare_run(run_job *job, fsdp_error *err)
         st = fsdp_fail_memory(err, "a path");
     if (job->step == FSDP_NO_STEP)
         st = fsdp_fail(err, FSDP_ERR_USAGE,
-                       "a checkpoint of a run is named after its step: give one");
+                       "a checkpoint of a run is named after its step; give a step");
     else if (job->step < 0)
         st = fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative", (long long)job->step);
     if (st == FSDP_OK)

@@ -207,11 +207,10 @@ static fsdp_status report_difference(const fsdp_sd *sd, const fsdp_hash *hashes,
     char ranks[128] = "";
     list_ranks(all, n, ranks, sizeof ranks);
     if (memcmp(all[0].name, all[other].name, SHOWN_NAME) == 0)
-        return fsdp_fail(
-            err, FSDP_ERR_USAGE,
-            "ranks declare different state: '%s' has another dtype, shape, layout or value on "
-            "rank %s than on rank 0",
-            all[0].name, ranks);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "ranks declare different state: '%s' differs in dtype, shape, layout or "
+                         "value between rank %s and rank 0",
+                         all[0].name, ranks);
     return fsdp_fail(
         err, FSDP_ERR_USAGE,
         "ranks declare different state: entry %lld is '%s' on rank 0 and '%s' on rank %s",
@@ -272,7 +271,7 @@ fsdp_status fsdp_check_memory(const fsdp_sd *sd, const fsdp_ctl *ctl, fsdp_error
                              fsdp_layout_world(&entry->layout) - 1, size);
         if (!entry->data && fsdp_entry_local_bytes(entry, rank) > 0)
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "'%s' has no memory on rank %d, which holds a box of it", name, rank);
+                             "'%s' has no memory on rank %d, which owns a box of it", name, rank);
     }
     return FSDP_OK;
 }

@@ -635,7 +635,7 @@ static fsdp_status check_each_box(const fsdp_layout *layout, int ndim, const int
             return fsdp_fail(err, FSDP_ERR_USAGE, "box %zu of rank %d is not inside the tensor", i,
                              item->rank);
         if (fsdp_box_count(&item->box) == 0)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "box %s of rank %d is empty: leave it out",
+            return fsdp_fail(err, FSDP_ERR_USAGE, "box %s of rank %d is empty; leave it out",
                              box_text(&item->box, text), item->rank);
     }
     return FSDP_OK;
@@ -680,8 +680,7 @@ static fsdp_status layout_check_boxes(const fsdp_layout *layout, int ndim, const
         return fsdp_fail(err, FSDP_ERR_USAGE, "the layout has %zu boxes, at most %d are allowed",
                          layout->box_count, FSDP_MAX_LAYOUT_BOXES);
     if (layout->box_count > 0 && !layout->boxes)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the layout says it has %zu boxes and has no list of them",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the layout counts %zu boxes but has no list of them",
                          layout->box_count);
     FSDP_TRY(check_each_box(layout, ndim, shape, err));
     fsdp_box whole = fsdp_box_whole(ndim, shape);
@@ -920,8 +919,8 @@ static fsdp_status check_placement(const fsdp_layout *layout, int mesh_dim, int 
     case FSDP_REPLICATE: return FSDP_OK;
     case FSDP_PARTIAL:
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "it is Partial on mesh dim '%s': reduce it over that dim before it goes "
-                         "into a state dict",
+                         "it is Partial on mesh dim '%s': reduce it over that dim before adding it "
+                         "to a state dict",
                          name);
     case FSDP_SHARD:
     case FSDP_STRIDED_SHARD:

@@ -111,8 +111,8 @@ static fsdp_status check_name(const fsdp_sd *sd, const char *name, size_t size, 
 {
     char text[NAME_TEXT];
     if (!name && size > 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "a name of %zu bytes at no address: 'name' is NULL",
-                         size);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "a name of %zu bytes without an address: 'name' is NULL", size);
     if (size > FSDP_MAX_NAME)
         return fsdp_fail(err, FSDP_ERR_USAGE, "name is %zu bytes long, at most 65,535 are allowed",
                          size);
@@ -513,7 +513,7 @@ fsdp_status fsdp_sd_set_path(fsdp_sd *sd, size_t index, const int32_t *path, siz
     const fsdp_entry *entry = fsdp_sd_at(sd, index);
     char text[NAME_TEXT];
     if (!entry || !fsdp_path_fits(entry->name, entry->name_size, path, count))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "that is no path of '%s'",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "that is not a path of '%s'",
                          entry ? fsdp_printable(entry->name, entry->name_size, text, sizeof text)
                                : "");
     int32_t *copy = fsdp_arena_alloc(&sd->arena, count, sizeof *copy);

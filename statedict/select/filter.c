@@ -77,5 +77,5 @@ fsdp_status fsdp_filter_require(const fsdp_sd *sd, const char *include, const ch
     if (selected || count == 0)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "no name of the state dict matches: none of %zu is selected", count);
+                     "no name of the state dict matches: none of %zu names is selected", count);
 }

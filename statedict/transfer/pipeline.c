@@ -94,10 +94,11 @@ int64_t fsdp_block_reader_bytes(bool encoded)
 fsdp_status fsdp_check_budget(int threads, int64_t memory, fsdp_error *err)
 {
     if (threads < 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%d threads: the number cannot be negative", threads);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%d threads: the number must not be negative",
+                         threads);
     if (memory < 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "%" PRId64 " bytes of memory: the number cannot be negative", memory);
+                         "%" PRId64 " bytes of memory: the number must not be negative", memory);
     return FSDP_OK;
 }
 
@@ -383,7 +384,6 @@ fsdp_status fsdp_fail_slab(int64_t bytes, int threads, fsdp_error *err)
     return fsdp_fail(
         err, FSDP_ERR_LIMIT,
         "cannot allocate %lld KiB for a slab of a tensor, and each of %d threads takes "
-        "one: a smaller --mem (of fsdp-train: --save.mem) or fewer --jobs take less, or allow the "
-        "process more",
+        "one: lower --mem (fsdp-train: --save.mem) or --jobs, or allow the process more memory",
         (long long)(bytes >> 10), threads);
 }

@@ -135,8 +135,8 @@ def config_decides_about_blocks():
 def config_without_blocks():
     for config in (None, {}, blocks([128, 128], "other"), blocks(None, "block_structure")):
         check_scales(config, (150, 300), (2, 3), (128, 128))
-        refused("none of the tensor, of rows, or of blocks of 128 x 128", config, (150, 300), (2, 1))
-        refused("none of the tensor, of rows, or of blocks of 128 x 128", config, (4, 4), (2,))
+        refused("not those of the tensor, of rows, or of blocks of 128 x 128", config, (150, 300), (2, 1))
+        refused("not those of the tensor, of rows, or of blocks of 128 x 128", config, (4, 4), (2,))
         refused("none of the tensor", config, (150, 300), (3, 3))
     refused("config.json has no blocks", blocks(None), (150, 300), (2, 3))
     for config in (None, {}, blocks(None)):
@@ -182,7 +182,7 @@ def exponents_that_are_not_finite():
         assert expected == 0 or "'w'" in done.stderr and "not finite" in done.stderr, done.stderr
     write(None, w_blocks=("U8", (2, 3, 8), bytes(48)), w_scales=("U8", (2, 3), bytes(6)))
     done = convert("--dequant", "bf16")
-    assert done.returncode == 4 and "no MXFP4 blocks" in done.stderr, done.stderr
+    assert done.returncode == 4 and "not MXFP4 blocks" in done.stderr, done.stderr
 
 
 @case

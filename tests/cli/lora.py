@@ -194,7 +194,7 @@ def lengths_and_use_dora_belong_together():
     assert merge().returncode == 0
     merged = read_tensors(Path("ours/model.safetensors"))[f"{module}.weight"]
     assert all(abs(value - 1) < 1e-6 for value in merged), merged  # rows of four of length 2
-    refused(4, "says use_dora, and the adapter has no magnitudes", tensors=pair(module), use_dora=True)
+    refused(4, "says use_dora, but the adapter has no magnitudes", tensors=pair(module), use_dora=True)
     refused(4, "does not say use_dora", tensors=pair(module) | lengths(module))
 
 
@@ -222,8 +222,9 @@ def results_that_are_not_finite_are_named():
     refused(4, "a sum does not fit in f32", tensors=pair(module, b=3e38))
     refused(4, "a number out of range", text='{"peft_type": "LORA", "r": 2, "lora_alpha": 1e999}')
     nothing = pair(module, b=-0.5 * RANK / ALPHA / RANK)  # the sum's rows are zero
-    refused(4, "row 0 cannot get the length 2", tensors=nothing | lengths(module), use_dora=True)
-    refused(4, "cannot get the length", tensors=pair(module) | lengths(module, float("inf")), use_dora=True)
+    refused(4, "row 0 cannot be scaled to the length 2", tensors=nothing | lengths(module), use_dora=True)
+    refused(4, "cannot be scaled to the length",
+            tensors=pair(module) | lengths(module, float("inf")), use_dora=True)
 
 
 # --- paths ------------------------------------------------------------------------------------------
@@ -323,12 +324,12 @@ def directories_that_are_no_adapters():
     os.mkdir("torn")
     Path("torn/latest").write_text("global_step5")
     for source, adapter, status, words in (
-            ("adapter", "base", 2, "'adapter' is an adapter, and 'base' is none: the two are the wrong way"),
-            ("base", "base", 3, "'base' is no adapter of PEFT"),
+            ("adapter", "base", 2, "'adapter' is an adapter, and 'base' is not: the two are swapped"),
+            ("base", "base", 3, "'base' is not an adapter of PEFT"),
             ("base", "nowhere", 3, "cannot open 'nowhere'"),
-            ("base", ".", 3, "'.' is no adapter of PEFT"),
+            ("base", ".", 3, "'.' is not an adapter of PEFT"),
             ("base", "torn", 4, "'torn/latest' names 'global_step5', which is not there"),
-            ("base", "base/model.safetensors", 3, "is no adapter of PEFT")):
+            ("base", "base/model.safetensors", 3, "is not an adapter of PEFT")):
         done = convert(source, "ours", "--to", "hf", "--adapter", adapter)
         assert done.returncode == status and words in done.stderr, (source, adapter, done.stderr)
         assert not os.path.exists("ours")

@@ -121,7 +121,7 @@ def refused():
              "scales of [3, 1] do not fit a weight of [4, 4]"),
             ("nan", {**whole, "a.weight_scale": torch.full((1, 1), float("nan"))}, 4, "a scale is nan"),
             ("short", {"a_blocks": torch.zeros(2, 3, 8, dtype=torch.uint8),
-                       "a_scales": torch.zeros(2, 3, dtype=torch.uint8)}, 4, "no MXFP4 blocks")):
+                       "a_scales": torch.zeros(2, 3, dtype=torch.uint8)}, 4, "not MXFP4 blocks")):
         write(name, tensors, {"quantization_config": {"weight_block_size": [9223372036854775807, 128]}})
         done = convert(name, name + "-plain", "--to", "hf", "--dequant", "bf16")
         assert done.returncode == status and words in done.stderr, (name, done.stderr)

@@ -293,9 +293,9 @@ Test(hostile, an_index_that_contradicts_the_manifest_is_damaged)
     contradict(&(index_lie){"short", shorter_name, NULL}, FSDP_ERR_DAMAGED,
                "another box than the manifest says: tensor 'layer/weight'");
     contradict(&(index_lie){"tensor", another_tensor, NULL}, FSDP_ERR_DAMAGED,
-               "lacks a box that the manifest promises: tensor '");
+               "lacks a box that the manifest lists: tensor '");
     contradict(&(index_lie){"last", last_tensor, NULL}, FSDP_ERR_DAMAGED,
-               "lacks a box that the manifest promises: tensor '");
+               "lacks a box that the manifest lists: tensor '");
     contradict(&(index_lie){"hash", another_hash, NULL}, FSDP_ERR_DAMAGED,
                "block 0 is damaged: tensor 'layer/weight'");
 }
@@ -437,11 +437,11 @@ typedef struct manifest_lie {
 static const manifest_lie manifest_lies[] = {
     {"a later version", "\"major\": 1", "\"major\": 2", FSDP_ERR_NOT_FOUND,
      "an fsdp that knows version 2 is needed"},
-    {"version 0", "\"major\": 1", "\"major\": 0", FSDP_ERR_DAMAGED, "no format version"},
+    {"version 0", "\"major\": 1", "\"major\": 0", FSDP_ERR_DAMAGED,
+     "do not give the format version"},
     {"version 2^70", "\"major\": 1", "\"major\": 1180591620717411303424", FSDP_ERR_DAMAGED,
      "manifest.json"},
-    {"another kind", "\"sharded\"", "\"tiled\"", FSDP_ERR_DAMAGED,
-     "'tiled' is none of the words known"},
+    {"another kind", "\"sharded\"", "\"tiled\"", FSDP_ERR_DAMAGED, "'tiled' is not a known word"},
     {"another known kind", "\"sharded\"", "\"full\"", FSDP_ERR_DAMAGED,
      "a full checkpoint of 2 ranks has 1 files"},
     {"a kind that escapes", "\"sharded\"", "\"\\u001b[2J\"", FSDP_ERR_DAMAGED, "'\\x1b[2J'"},
@@ -544,7 +544,7 @@ Test(hostile, a_full_checkpoint_of_too_many_ranks_costs_nothing)
                strlen("\"world_size\": 16777216"));
     spoil_edit("c", "\"shape\": [2]", "\"shape\": [16777216]", strlen("\"shape\": [16777216]"));
     expect("c", "2^24 ranks", FSDP_ERR_DAMAGED, "manifest.json",
-           "does not hold what 16777216 ranks wrote");
+           "does not fit what 16777216 ranks wrote");
     cr_assert_lt(peak_kib() - before, 32 << 10);
 }
 

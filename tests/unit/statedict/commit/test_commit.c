@@ -139,7 +139,7 @@ Test(commit, begin_refuses_what_it_must_not_touch)
     tiny_must_save(io, "/run/c", 1, false);
     expect_refusal(io, "/run/c", false, FSDP_ERR_EXISTS, "'/run/c' exists");
     expect_refusal(io, "/run/file", true, FSDP_ERR_EXISTS, "not a directory");
-    expect_refusal(io, "/run/other", true, FSDP_ERR_EXISTS, "no checkpoint");
+    expect_refusal(io, "/run/other", true, FSDP_ERR_EXISTS, "not a checkpoint");
     expect_refusal(io, "/run/other", false, FSDP_ERR_EXISTS, "exists");
     expect_refusal(io, "/none/c", false, FSDP_ERR_NOT_FOUND, "'/none'");
     expect_refusal(io, "/run/file/c", false, FSDP_ERR_NOT_FOUND, "'/run/file'");
@@ -217,7 +217,8 @@ Test(commit, a_link_that_leads_nowhere_is_refused_at_once)
     snprintf(path, sizeof path, "%s/c", dir);
     cr_assert_eq(symlink("nowhere", path), 0);
     for (int overwrite = 0; overwrite < 2; overwrite++)
-        expect_refusal(fsdp_io_posix(), path, overwrite, FSDP_ERR_EXISTS, "leads nowhere");
+        expect_refusal(fsdp_io_posix(), path, overwrite, FSDP_ERR_EXISTS,
+                       "is a symbolic link to nothing");
     cr_assert_eq(names_in(fsdp_io_posix(), dir), 1);
     cr_assert_eq(fsdp_io_remove_tree(NULL, dir, NULL), FSDP_OK);
 }
@@ -540,7 +541,8 @@ Test(commit, of_two_publishers_the_first_wins)
             fsdp_error err = {0};
             status[i] = fsdp_staging_publish(&staging[i], text.data, text.size, &err);
             fsdp_text_release(&text);
-            cr_assert(i == 0 || strstr(err.text, "another job made it meanwhile"), "%s", err.text);
+            cr_assert(i == 0 || strstr(err.text, "another job created it in the meantime"), "%s",
+                      err.text);
         }
         cr_assert_eq(status[0], FSDP_OK);
         cr_assert_eq(status[1], FSDP_ERR_EXISTS);

@@ -290,7 +290,7 @@ Test(lease, what_another_program_or_version_wrote_is_never_taken_over)
         write_lock(texts[i]);
         must_be_held("remove that file");
         play(NULL, 1000 * FSDP_LEASE_SECONDS);
-        must_be_held("is no lease that this fsdp can read");
+        must_be_held("is not a lease that this fsdp can read");
         play(NULL, 0);
     }
 }

@@ -115,7 +115,7 @@ static void expect_refusal(void (*act)(void), const char *format)
 {
     struct stat about;
     cr_expect_eq(convert_beside(act, format), FSDP_ERR_DAMAGED, "%s: %s", format, err.text);
-    cr_expect(strstr(err.text, "was written to while it was read"), "%s", err.text);
+    cr_expect(strstr(err.text, "changed while it was read"), "%s", err.text);
     cr_expect_neq(stat(target, &about), 0, "%s: there is a result", format);
 }
 

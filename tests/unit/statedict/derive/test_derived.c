@@ -349,15 +349,15 @@ Test(derived, shapes_that_do_not_fit_are_named)
             fsdp_derive_slice(arena, t.node, 0, (const int64_t[]){3, 2}, &out, &err));
     REFUSED("no rows",
             fsdp_derive_slice(arena, t.node, 0, (const int64_t[]){1, INT64_MAX - 1}, &out, &err));
-    REFUSED("[4, 6] cannot become [5, 5]",
+    REFUSED("[4, 6] cannot be reshaped to [5, 5]",
             fsdp_derive_reshape(arena, t.node, 2, (const int64_t[]){5, 5}, &out, &err));
     REFUSED("order", fsdp_derive_permute(arena, t.node, (const int[]){1, 1}, &out, &err));
     REFUSED("[4, 6] of f32 and [6, 4] of f32", fsdp_derive_join(arena, parts, 2, 0, &out, &err));
     parts[1] = bytes;
     REFUSED("of u8 cannot be joined", fsdp_derive_join(arena, parts, 2, 0, &out, &err));
-    REFUSED("u8 is no floating type", fsdp_derive_cast(arena, bytes, FSDP_F32, &out, &err));
-    REFUSED("u8 is no floating type", fsdp_derive_cast(arena, t.node, FSDP_U8, &out, &err));
-    REFUSED("u8 is no floating type", fsdp_derive_scale(arena, bytes, 2, &out, &err));
+    REFUSED("u8 is not a floating type", fsdp_derive_cast(arena, bytes, FSDP_F32, &out, &err));
+    REFUSED("u8 is not a floating type", fsdp_derive_cast(arena, t.node, FSDP_U8, &out, &err));
+    REFUSED("u8 is not a floating type", fsdp_derive_scale(arena, bytes, 2, &out, &err));
     REFUSED("the factor 1e+39", fsdp_derive_scale(arena, t.node, 1e39, &out, &err));
     REFUSED("the factor 1e-46", fsdp_derive_scale(arena, t.node, 1e-46, &out, &err));
     REFUSED("[4, 6] times [4, 6] does not fit",
@@ -367,7 +367,7 @@ Test(derived, shapes_that_do_not_fit_are_named)
             fsdp_derive_block_scaled(arena, t.node, t.node, (const int64_t[]){2, 1}, &out, &err));
     REFUSED("scales of [4, 6]",
             fsdp_derive_block_scaled(arena, t.node, t.node, (const int64_t[]){0, 0}, &out, &err));
-    REFUSED_AS(FSDP_ERR_DAMAGED, "no MXFP4", fsdp_derive_mxfp4(arena, bytes, bytes, &out, &err));
+    REFUSED_AS(FSDP_ERR_DAMAGED, "not MXFP4", fsdp_derive_mxfp4(arena, bytes, bytes, &out, &err));
     fsdp_derivation_cancel(derivation);
     free(t.data);
 }

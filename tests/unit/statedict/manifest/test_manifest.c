@@ -544,7 +544,7 @@ Test(manifest, it_begins_with_its_version_or_is_damage)
     fsdp_error err = {0};
     cr_assert_eq(decode_hashed("{\"minor\": 0, \"major\": 1}", HEAD, FILE_LINE, MESH, "", "", &err),
                  FSDP_ERR_DAMAGED);
-    cr_assert(strstr(err.text, "state no format version"), "%s", err.text);
+    cr_assert(strstr(err.text, "do not give the format version"), "%s", err.text);
 }
 
 Test(manifest, unknown_keys_are_ignored)

@@ -695,7 +695,7 @@ Test(map, tensors_that_are_missing_or_too_many_are_named)
         {"keep others\nc\n  flatten 1 3 2\n  = n\n", "has no dim 2"},
         {"keep others\nc\n  reshape 2 3 : 6\n  = n\n",
          "a tensor [3, 2] does not have the sizes to reshape"},
-        {"keep others\nc\n  reshape 3 2 : 5\n  = n\n", "[3, 2] cannot become [5]"},
+        {"keep others\nc\n  reshape 3 2 : 5\n  = n\n", "[3, 2] cannot be reshaped to [5]"},
         {"keep others\nc\n  unpad 0 5 6\n  = n\n", "[3, 2] has no rows 0 to 5 in dim 0"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         expect_failure(&plain_call, cases[i].text, stored_open(stored, 5), cases[i].words);
