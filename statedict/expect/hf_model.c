@@ -1,6 +1,6 @@
 /*
- * The model of a checkpoint under the names that a conversion to hf gives it: see hf_model.h. Selection and names
- * are those of a conversion; what hf cannot hold stays, since only names and shapes matter here.
+ * The model of a checkpoint under the names that a conversion to hf gives it: see hf_model.h. Selection and
+ * names are those of a conversion; what hf cannot hold stays, since only names and shapes matter here.
  */
 #include "statedict/expect/hf_model.h"
 

@@ -1,6 +1,6 @@
 /*
- * Further names of a tensor: see hf_model.h. Programs store tied weights once, as aliases, or with every name as
- * a copy; a model is the same in each of the three forms.
+ * Further names of a tensor: see hf_model.h. Programs store tied weights once, as aliases, or with every name
+ * as a copy; a model is the same in each of the three forms.
  */
 #include "statedict/expect/hf_model.h"
 
