@@ -17,58 +17,59 @@
 extern "C" {
 #endif
 
-/* Capabilities of a format. All false: a format of tensors with names, of any program. */
+/* Capabilities of a format. All false: tensors with names, and nothing else. */
 typedef struct fsdp_caps {
     /* The entries that it holds. */
-    bool values : 1;           /* null, bool, numbers, strings, bytes, lists, dicts */
-    bool opaque : 1;           /* objects of classes, and tensors inside values, as blobs (OPAQUE) */
-    bool classes : 1;          /* values with objects of classes inside them */
-    bool aliases : 1;          /* a second name of a tensor is an entry without elements of its own */
-    bool shares : 1;           /* tensors with several names are stored once */
-    bool metadata : 1;         /* texts beside the tensors, as safetensors has them */
-    bool nameless : 1;         /* one tensor, whose name is not kept */
-    bool tuples : 1;           /* paths of names tell tuples from lists */
-    bool lists_tuples : 1;     /* a tuple that holds a tensor becomes a list */
-    bool regroups : 1;         /* a list or dict of values may become one name per value, or the reverse */
-    bool takes_under : 1;      /* names may be put below a key */
+    bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */
+    bool opaque;               /* objects of classes, and tensors inside values, as blobs (OPAQUE) */
+    bool classes;              /* values with objects of classes inside them */
+    bool aliases;              /* a second name of a tensor is an entry without elements of its own */
+    bool shares;               /* tensors with several names are stored once */
+    bool metadata;             /* texts beside the tensors, as safetensors has them */
+    bool nameless;             /* one tensor, whose name is not kept */
+    bool tuples;               /* paths of names tell tuples from lists */
+    bool lists_tuples;         /* a tuple that holds a tensor becomes a list */
+    bool regroups;             /* a list or dict of values may become one name per value, or the reverse */
+    bool takes_under;          /* names may be put below a key */
 
     /* Its purpose: the names, dtypes and further entries that its loaders ask for. */
-    bool model_only : 1;       /* optimizer state only on request */
-    bool model_part : 1;       /* nor what else a trainer keeps next to the model (model_part.h) */
-    bool for_loaders : 1;      /* under the names that the model's loader asks for */
-    bool plain_names : 1;      /* names of the model as it has them, and optim.state, optim.param_groups */
-    bool maps_names : 1;       /* names are those of a framework: a map that fits is applied */
-    bool all_names : 1;        /* its loaders ask for every name of a tied tensor */
-    bool names_groups : 1;     /* hyper-parameters of optimizers are written as PyTorch asks for them */
-    bool nests_groups : 1;     /* by default they are a list of groups, whoever stored them */
-    bool forms_groups : 1;     /* the user chooses their form: nested or flat */
-    bool f32_vectors : 1;      /* floating tensors of fewer than two dims are f32 */
-    bool f32_weights : 1;      /* all floating tensors outside the optimizer are f32 */
-    bool takes_config : 1;     /* the model's config.json says how it is written */
-    bool needs_config : 1;     /* nothing is written without one */
-    bool checks_config : 1;    /* names are compared with the config.json of a source that is a directory */
-    bool copies_files : 1;     /* files of a model, such as config.json, are copied next to the weights */
-    bool adds_objects : 1;     /* its framework loads objects that go with the tensors of a map */
+    bool model_only;           /* optimizer state only on request */
+    bool model_part;           /* nor what else a trainer keeps next to the model (model_part.h) */
+    bool for_loaders;          /* under the names that the model's loader asks for */
+    bool plain_names;          /* names of the model as it has them, and optim.state, optim.param_groups */
+    bool maps_names;           /* names are those of a framework: a map that fits is applied */
+    bool notes_ties;           /* another name of a tensor, which is left out, is noted with that */
+    bool all_names;            /* its loaders ask for every name of a tied tensor */
+    bool names_groups;         /* hyper-parameters of optimizers are written as PyTorch asks for them */
+    bool nests_groups;         /* by default they are a list of groups, whoever stored them */
+    bool forms_groups;         /* the user chooses their form: nested or flat */
+    bool f32_vectors;          /* floating tensors of fewer than two dims are f32 */
+    bool f32_weights;          /* all floating tensors outside the optimizer are f32 */
+    bool takes_config;         /* the model's config.json says how it is written */
+    bool needs_config;         /* nothing is written without one */
+    bool checks_config;        /* names are compared with the config.json of a source that is a directory */
+    bool copies_files;         /* files of a model, such as config.json, are copied next to the weights */
+    bool adds_objects;         /* its framework loads objects that go with the tensors of a map */
 
     /* Its files. */
-    bool sharded : 1;          /* split over ranks: tensors have boxes */
-    bool has_kinds : 1;        /* sharded or full, with or without a view for other programs */
-    bool compresses : 1;       /* in blocks, on request */
-    bool splits_files : 1;     /* of at most a given size */
+    bool sharded;              /* split over ranks: tensors have boxes */
+    bool has_kinds;            /* sharded or full, with or without a view for other programs */
+    bool compresses;           /* in blocks, on request */
+    bool splits_files;         /* of at most a given size */
 
     /* Its reader. */
-    bool patterns : 1;         /* a pattern of file names ("{r}") opens it, and not only a path */
-    bool only_model : 1;       /* tensors outside the optimizer are the model's, whatever their names */
-    bool only_tensors : 1;     /* the model has no values, so that those are the trainer's; dicts of values
+    bool patterns;             /* a pattern of file names ("{r}") opens it, and not only a path */
+    bool only_model;           /* tensors outside the optimizer are the model's, whatever their names */
+    bool only_tensors;         /* the model has no values, so that those are the trainer's; dicts of values
                                 * have texts as keys */
-    bool notes_aliases : 1;    /* aliases are notes in the metadata, not names of the file's tensors */
-    bool repeats : 1;          /* files hold the same weights several times, and the exact ones are read */
-    bool numbered : 1;         /* the state of an optimizer may have numbers in place of names */
-    bool keeps_order : 1;      /* the order of entries is that of the model's parameters */
-    bool takes_model : 1;      /* a model may say the shapes that the files lack */
-    bool takes_void : 1;       /* elements may be bytes without a type */
-    bool whole_chunks : 1;     /* one chunk may take all of the memory */
-    bool without_config : 1;   /* trainers leave it, mostly without the config.json of the model */
+    bool notes_aliases;        /* aliases are notes in the metadata, not names of the file's tensors */
+    bool repeats;              /* files hold the same weights several times, and the exact ones are read */
+    bool numbered;             /* the state of an optimizer may have numbers in place of names */
+    bool keeps_order;          /* the order of entries is that of the model's parameters */
+    bool takes_model;          /* a model may say the shapes that the files lack */
+    bool takes_void;           /* elements may be bytes without a type */
+    bool whole_chunks;         /* one chunk may take all of the memory */
+    bool without_config;       /* trainers leave it, mostly without the config.json of the model */
 } fsdp_caps;
 
 /* A format. Some bytes have two: "hf" is a directory of files of safetensors. */

@@ -123,7 +123,8 @@ typedef struct fsdp_format_writer {
     bool (*holds_dtype)(fsdp_dtype dtype);
     /* True for values that have a place, by their names. NULL: all. */
     bool (*holds_value)(const char *name, size_t size, const fsdp_value *value);
-    /* True when the format can record `dropped` as another name of tensor `kept`. NULL: never. */
+    /* True when the format can record `dropped` as another name of tensor `kept`. NULL without
+     * caps.notes_ties. */
     bool (*notes_tie)(const char *dropped, size_t dropped_size, const char *kept, size_t kept_size);
 } fsdp_format_writer;
 

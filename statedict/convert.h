@@ -167,7 +167,8 @@ typedef struct fsdp_convert_option {
     bool is_negated;           /* FLAG: a plan has the opposite */
     fsdp_option_group group;
     bool is_usual;             /* on the first page of help */
-    const char *targets;       /* "dcp, torch and fsdp": formats that take it; NULL: all */
+    size_t capability;         /* in fsdp_caps: of the formats that take it; 0: all do */
+    bool or_map;               /* all do with a map */
     const char *value, *help;  /* "N", NULL for a flag; "ranks of the result" */
 } fsdp_convert_option;
 

@@ -303,7 +303,7 @@ static fsdp_status open_hdf5(const fsdp_probe *probe, fsdp_source **source_out, 
     return FSDP_OK;
 }
 
-/* Files of other programs; native_format.c has those that are written under this name. */
+/* Reads files of other programs. A target of this name is the native "fsdp-file". */
 const fsdp_format fsdp_format_hdf5 = {
     .name = "hdf5",
     .reads_file = true,

@@ -1,6 +1,6 @@
 /*
- * The native format as the list of formats has it: a directory, and a full checkpoint in one file.
- * statedict reads both as "fsdp" and writes them itself (statedict/checkpoint, statedict/convert).
+ * The native format as the list of formats has it: a directory, and a full checkpoint in one file. statedict
+ * reads both as "fsdp" and writes them itself (statedict/checkpoint, statedict/convert).
  */
 #include "formats/target.h"
 
@@ -29,7 +29,8 @@ const fsdp_format fsdp_format_native = {.name = "fsdp",
                                                  .compresses = true},
                                         .writer = &writer};
 
-const fsdp_format fsdp_format_native_file = {.name = "hdf5",
+const fsdp_format fsdp_format_native_file = {.name = "fsdp-file",
+                                             .alias = "hdf5",
                                              .suffixes = {".h5", ".hdf5"},
                                              .writes_file = true,
                                              .caps = {.values = true,

@@ -125,8 +125,8 @@ fsdp_status fsdp_packed_add_tie(fsdp_packed *target, const char *name, size_t na
 {
     char shown[200];
     const fsdp_packed_tensor *kept = &target->tensors[tensor].what;
-    const fsdp_format_writer *writer = target->format->writer;
-    if (!writer->notes_tie || !writer->notes_tie(name, name_size, kept->name, kept->name_size))
+    if (!target->format->caps.notes_ties ||
+        !target->format->writer->notes_tie(name, name_size, kept->name, kept->name_size))
         return fsdp_fail(
             err, FSDP_ERR_USAGE, "%s cannot record that '%s' is another name of a tensor",
             target->format->name, fsdp_printable(name, name_size, shown, sizeof shown));

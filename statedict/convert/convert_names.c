@@ -6,7 +6,7 @@
 #include "statedict/convert/convert_job.h"
 
 #include "formats/source.h"
-#include "statedict/expect/like.h"
+#include "statedict/expect/hf_model.h"
 #include "statedict/select/drop_rules.h"
 #include "statedict/select/model_part.h"
 
@@ -92,15 +92,15 @@ static bool asks_for_model(const convert_job *job)
 static fsdp_status see_below(convert_job *job, fsdp_export_check *check,
                              fsdp_checkpoint *checkpoint, const char *below, fsdp_error *err)
 {
-    fsdp_like_model model = {.checkpoint = checkpoint, .path = checkpoint->path};
+    fsdp_hf_model model = {.checkpoint = checkpoint, .path = checkpoint->path};
     fsdp_export_report_release(&job->seen);
-    fsdp_status st = fsdp_like_model_select(&model, NULL, below, err);
+    fsdp_status st = fsdp_hf_model_select(&model, NULL, below, err);
     check->sd = model.sd;
     if (st == FSDP_OK)
         st = fsdp_export_compare(check, &job->seen, err);
     model.checkpoint = NULL; /* it stays the caller's */
     model.path = NULL;
-    fsdp_like_model_release(&model);
+    fsdp_hf_model_release(&model);
     return st;
 }
 

@@ -133,7 +133,7 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
     st = describe_selected(job, selection, plan, err);
     fsdp_noted noted = {.selection = selection,
                         .count = fsdp_sd_count(from) - job->added.count - job->target_entries,
-                        .notes_ties = job->format->writer->notes_tie,
+                        .notes_ties = job->format->caps.notes_ties,
                         .ties = &job->ties,
                         .added = &job->added,
                         .copies = &job->copies,

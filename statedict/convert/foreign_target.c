@@ -160,7 +160,7 @@ static fsdp_status declare(convert_job *job, const fsdp_selection *selection, fs
     if (!job->files)
         return fsdp_fail_memory(err, "a conversion");
     FSDP_TRY(declare_entries(job, selection, err));
-    if (job->format->writer->notes_tie)
+    if (job->format->caps.notes_ties)
         FSDP_TRY(declare_ties(job, err));
     if (job->format->caps.shares)
         FSDP_TRY(declare_shared(job, err));

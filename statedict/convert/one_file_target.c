@@ -1,4 +1,4 @@
-/* A conversion into a native checkpoint in one file ("hdf5"): a full shard file that holds its manifest
+/* A conversion into a native checkpoint in one file ("fsdp-file"): a full shard file that holds its manifest
  * (one_file.h). It is staged and published like a file for other programs. See convert_job.h. */
 #include "statedict/convert/native_target.h"
 

@@ -235,9 +235,8 @@ static fsdp_status add_tie(fsdp_ties *ties, const fsdp_selected *dropped, const 
 static bool can_be_noted(const fsdp_format *target, const fsdp_selected *dropped,
                          const fsdp_selected *kept)
 {
-    return !target->writer->notes_tie ||
-           target->writer->notes_tie(dropped->name, dropped->name_size, kept->name,
-                                     kept->name_size);
+    return !target->caps.notes_ties || target->writer->notes_tie(dropped->name, dropped->name_size,
+                                                                 kept->name, kept->name_size);
 }
 
 /* True when entry a is the name to keep of the two. */
@@ -277,7 +276,7 @@ fsdp_status fsdp_ties_drop(fsdp_checkpoint *from, const fsdp_tie_rules *rules,
                            fsdp_selection *selection, fsdp_ties *ties, fsdp_error *err)
 {
     fsdp_tied mode = rules->opts->tied;
-    bool notes = rules->target->writer->notes_tie;
+    bool notes = rules->target->caps.notes_ties;
     bool is_left = mode == FSDP_TIED_AUTO && (!notes || rules->config == 0);
     if (mode == FSDP_TIED_KEEP || is_left)
         return FSDP_OK;

@@ -7,14 +7,10 @@
  *
  *   expect.c               the list of tensors, and its comparison with a state dict
  *   export_check.c         that comparison before a conversion to hf
- *   like.c                 fsdp_checkpoint_verify_like
- *   like_model.c           the model of a checkpoint, under the names that a conversion to hf gives it
- *   like_values.c          faults of the elements: zeros, NaN, equal experts
- *   like_ties.c            further names of a tensor, which are neither missing nor extra
- *   like_step.c            the step before, whose model must be another one
- *   like_finding.c         what is reported
+ *   hf_model.c             the model of a checkpoint, under the names that a conversion to hf gives it
+ *   hf_model_ties.c        further names of a tensor, which are neither missing nor extra
  *
- * Callers: tools (like.c) and convert (export_check.c). config.json may be hostile: numbers
+ * Callers: the rooms like (verify --like) and convert (export_check.h). config.json may be hostile: numbers
  * are computed with overflow checks, and the list is bounded (FSDP_EXPECT_MOST).
  */
 #ifndef FSDP_EXPECT_H

@@ -2,8 +2,9 @@
 #include "statedict/expect/export_check.h"
 
 #include "base/text.h"
+#include "statedict/expect/expect.h"
+#include "statedict/expect/hf_model.h"
 #include "statedict/models/config.h"
-#include "statedict/expect/like.h"
 #include <fsdp/filter.h>
 
 #include <stdio.h>
@@ -13,7 +14,7 @@ typedef struct export_job {
     const fsdp_export_check *check;
     fsdp_export_report *report;
     fsdp_filter *allowed;
-    fsdp_like_model *wanted; /* the weights of a directory; NULL: config.json is asked for */
+    fsdp_hf_model *wanted; /* the weights of a directory; NULL: config.json is asked for */
     fsdp_name_list lost, shapes, beyond;
     char shape[256]; /* of the first that has another one */
     int64_t lost_elements, extra_elements;
@@ -68,8 +69,8 @@ static fsdp_status may_lack(const export_job *job, const fsdp_expected *expected
         return FSDP_OK;
     int64_t at = fsdp_sd_find(job->wanted->sd, expected->name, expected->name_size);
     return at < 0 ? FSDP_OK
-                  : fsdp_like_find_other_name(job->wanted, (size_t)at, job->check->sd,
-                                              job->check->memory, may_out, err);
+                  : fsdp_hf_model_find_other_name(job->wanted, (size_t)at, job->check->sd,
+                                                  job->check->memory, may_out, err);
 }
 
 static fsdp_status take_missing(export_job *job, const fsdp_expected *expected, fsdp_error *err)
@@ -216,13 +217,13 @@ static fsdp_status compare_weights(export_job *job, fsdp_error *err)
 {
     const fsdp_export_check *check = job->check;
     const fsdp_verify_opts opts = {.access = check->access};
-    const fsdp_like_open open = {.path = check->weights};
-    fsdp_like_model wanted = {0};
+    const fsdp_hf_model_from open = {.path = check->weights};
+    fsdp_hf_model wanted = {0};
     fsdp_expect *expect = NULL;
     fsdp_model_kind kind;
     fsdp_model_kind_find(fsdp_access_io(&check->access), check->weights, check->weights, &kind);
-    if (kind.is_quantized || fsdp_like_model_open(&open, &opts, &wanted, NULL) != FSDP_OK) {
-        fsdp_like_model_release(&wanted);
+    if (kind.is_quantized || fsdp_hf_model_open(&open, &opts, &wanted, NULL) != FSDP_OK) {
+        fsdp_hf_model_release(&wanted);
         return FSDP_OK;
     }
     const fsdp_expect_sd from = {.sd = wanted.sd,
@@ -239,7 +240,7 @@ static fsdp_status compare_weights(export_job *job, fsdp_error *err)
                  kind.type[0] ? kind.type : "model");
     job->wanted = NULL;
     fsdp_expect_free(expect);
-    fsdp_like_model_release(&wanted);
+    fsdp_hf_model_release(&wanted);
     return st;
 }
 

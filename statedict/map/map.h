@@ -25,7 +25,7 @@
 
 #include "formats/target.h"
 #include "statedict/derive/derived_checkpoint.h"
-#include "statedict/expect/gguf_values.h"
+#include "statedict/gguf_model/gguf_values.h"
 #include <fsdp/convert.h>
 
 enum { MAP_VARIABLES = 10, MAP_NAMES = 16, MAP_STEPS = 16, MAP_PIECES = 16, MAP_SIZES = 64 };

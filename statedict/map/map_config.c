@@ -5,8 +5,8 @@
 #include "statedict/map/map_config.h"
 
 #include "statedict/models/config.h"
-#include "statedict/expect/gguf_values.h"
-#include "statedict/expect/params_config.h"
+#include "statedict/gguf_model/gguf_values.h"
+#include "statedict/models/params_config.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
 #include "statedict/map/map.h"
 
 #include "formats/frameworks.h"
-#include "statedict/expect/rope_factors.h"
+#include "statedict/gguf_model/rope_factors.h"
 
 #include <string.h>
 

@@ -501,12 +501,12 @@ static fsdp_status fail_empty(const selecting *work, fsdp_error *err)
                          "there is no model, and %s takes only the model by default: --part '%s' "
                          "takes other weights",
                          work->target->name, fsdp_printable(label, size, part, sizeof part));
-    return fsdp_fail(err, FSDP_ERR_USAGE, "%s, and %s is for models: %s",
-                     work->selection->has_other ? "there is no model"
-                                                : "all entries belong to the optimizer",
-                     work->target->name,
-                     has_tensors(work->sd) ? "fsdp, dcp, hdf5 and torch hold other tensors, too"
-                                           : "fsdp-ls lists what the source holds");
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE, "%s, and %s is for models: %s",
+        work->selection->has_other ? "there is no model" : "all entries belong to the optimizer",
+        work->target->name,
+        has_tensors(work->sd) ? "fsdp, dcp, fsdp-file and torch hold other tensors, too"
+                              : "fsdp-ls lists what the source holds");
 }
 
 static fsdp_status describe_parts(selecting *work, fsdp_error *err)

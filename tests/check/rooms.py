@@ -10,7 +10,7 @@ ROOMS = {
                 "hdf5_child", "native", "safetensors", "torch", "ranks", "deepspeed", "dcp", "detect",
                 "frameworks"],
     "statedict": [".", "ctl", "sd", "models", "select", "manifest", "transfer", "commit", "checkpoint", "run",
-                  "expect", "derive", "map", "save", "convert", "diff"],
+                  "expect", "like", "gguf_model", "derive", "map", "save", "convert", "diff"],
     "runtime": [".", "bootstrap", "device", "comm", "comm_shared", "comm_message", "comm_nccl", "launch",
                 "param", "context", "group", "step", "optim", "staging", "state", "background", "wrap",
                 "tokens", "transformer"],

@@ -178,7 +178,7 @@ def stop_one_file(root):
         time.sleep(0.0005)
     process.send_signal(signal.SIGTERM)
     talk = process.communicate()[1].decode()
-    assert "conversion to format hdf5 cannot be resumed" in talk, talk
+    assert "conversion to format fsdp-file cannot be resumed" in talk, talk
     if process.returncode == 0:
         (root / "cut/x.h5").unlink()
         return None

@@ -30,8 +30,8 @@ PARSERS = {
     "derive": "statedict/derive/adapter statedict/derive/adapter_config statedict/derive/dequant "
               "statedict/derive/derived_product statedict/derive/derived_scaled",
     "gguf": "formats/gguf/gguf_input formats/gguf/gguf_read formats/gguf/gguf_type formats/gguf/gguf_value",
-    "gguf_tokens": "statedict/expect/gguf_config statedict/expect/gguf_sentencepiece "
-                   "statedict/expect/gguf_tokenizer statedict/expect/gguf_vocab "
+    "gguf_tokens": "statedict/gguf_model/gguf_config statedict/gguf_model/gguf_sentencepiece "
+                   "statedict/gguf_model/gguf_tokenizer statedict/gguf_model/gguf_vocab "
                    "formats/tokenizer/sentencepiece",
     "hdf5": "formats/hdf5_child/hdf5_session formats/hdf5_child/hdf5_listing",
     "index": "formats/native/native_index formats/native/native_read",

@@ -3,7 +3,7 @@
  * tokenizer.model, added_tokens.json, tokenizer_config.json and config.json; data that is not a folder is a
  * tokenizer.model. The lists of tokens that are accepted have one length, and special tokens are in them.
  */
-#include "statedict/expect/gguf_values.h"
+#include "statedict/gguf_model/gguf_values.h"
 #include "tests/fuzz/bundle.h"
 
 #include <math.h>

@@ -211,10 +211,8 @@ static void add_branches(left_out *left)
 /* True for a list or dict that torch and dcp may split into one name per value, or join into one value. */
 static bool may_regroup(const convert_options *opts, const fsdp_entry *entry)
 {
-    const char *format = opts->convert.format;
     fsdp_value_kind kind = entry->value.kind;
-    bool nests = strcmp(format, "torch") == 0 || strcmp(format, "dcp") == 0;
-    return nests && entry->kind == FSDP_ENTRY_VALUE &&
+    return convert_target(opts)->caps.regroups && entry->kind == FSDP_ENTRY_VALUE &&
            (kind == FSDP_VALUE_LIST || kind == FSDP_VALUE_DICT);
 }
 
@@ -391,7 +389,7 @@ static bool can_compare(const convert_options *opts, const fsdp_convert_plan *pl
 {
     const fsdp_open_opts *open = &opts->convert.open;
     return !open->format && !open->void_as && !open->variant && !open->like &&
-           strcmp(opts->convert.format, "npy") != 0 && opts->cast.overflows == 0 &&
+           !convert_target(opts)->caps.nameless && opts->cast.overflows == 0 &&
            fsdp_checkpoint_missing_count(plan->source) == 0;
 }
 
@@ -411,15 +409,16 @@ static void add_map(fsdp_text *text, const convert_options *opts, const fsdp_con
     }
 }
 
-/* Names of values that the writer of a format makes again; NULL: none. A checkpoint of Megatron has objects
- * and a common state that its map does not make; a universal one is of one rank, with a step per group. */
+/* Names of values that the writer of a format makes, or that are added after a map; NULL: none. A checkpoint
+ * of Megatron has objects and a common state that its map does not make; a universal one is of one rank, with
+ * a step per group. */
 static const char *made_anew(const left_out *left)
 {
-    if (left->plan->is_mapped && strcmp(left->plan->map_to, "megatron") == 0)
-        return "^common\\.|/shard_";
-    return strcmp(left->opts->convert.format, "universal") == 0
-               ? "^(optimizer_state\\.(step|param_groups)|mp_world_size)$"
-               : NULL;
+    const fsdp_format *target = convert_target(left->opts);
+    const fsdp_format *mapped = left->plan->is_mapped ? fsdp_format_to(left->plan->map_to) : NULL;
+    if (mapped && mapped->caps.adds_objects)
+        return mapped->makes;
+    return target->caps.adds_objects ? NULL : target->makes;
 }
 
 /* Texts next to the tensors, as fsdp-diff names them, unless the result has all of the source's. */
@@ -502,7 +501,7 @@ static bool add_spelled(fsdp_text *text, const convert_options *opts, const fsdp
 static bool has_counterpart(const convert_options *opts, const fsdp_convert_plan *plan)
 {
     const fsdp_convert_opts *convert = &opts->convert;
-    bool has_config = !convert->copy_from || strcmp(convert->format, "hf") == 0;
+    bool has_config = !convert->copy_from || convert_target(opts)->caps.for_loaders;
     bool is_map_alike = !plan->is_mapped || (has_config && convert->tied != FSDP_TIED_KEEP);
     return can_compare(opts, plan) && is_map_alike && plan->encoded == 0 && !convert->adapter &&
            !convert->dequant;

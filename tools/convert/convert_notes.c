@@ -136,19 +136,13 @@ static void add_stripped(fsdp_text *text, const convert_options *opts,
                    cli_plural(plan->renamed, "name", number));
 }
 
-static bool is_safetensors(const convert_options *opts)
-{
-    const char *format = opts->convert.format;
-    return strcmp(format, "hf") == 0 || strcmp(format, "safetensors") == 0;
-}
-
 static void add_tied(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
     size_t count = plan->tied_count;
     if (count == 0)
         return;
     fsdp_text_addf(text, "%zu tied name%s left out%s: ", count, count == 1 ? " is" : "s are",
-                   is_safetensors(opts) ? " and noted beside the tensor" : "");
+                   convert_target(opts)->caps.notes_ties ? " and noted beside the tensor" : "");
     for (size_t i = 0; i < count && add_between(text, i, count); i++) {
         convert_add_name(text, plan->tied[i].dropped, plan->tied[i].dropped_size);
         fsdp_text_addf(text, " (the same as ");
@@ -255,10 +249,9 @@ static void add_tuples(fsdp_text *text, const convert_options *opts, const fsdp_
 static void add_config(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
     const fsdp_convert_opts *convert = &opts->convert;
-    bool is_hf = convert->format && strcmp(convert->format, "hf") == 0;
-    bool is_dcp = strcmp(fsdp_checkpoint_describe(plan->source)->format, "dcp") == 0;
-    if (!is_hf || !is_dcp || convert->copy_from || convert->skip_copies ||
-        convert->select.only == FSDP_ONLY_OPTIM)
+    const fsdp_format *source = fsdp_format_from(fsdp_checkpoint_describe(plan->source)->format);
+    if (!convert_target(opts)->caps.for_loaders || !source->caps.without_config ||
+        convert->copy_from || convert->skip_copies || convert->select.only == FSDP_ONLY_OPTIM)
         return;
     for (size_t i = 0; i < plan->copied_count; i++)
         if (strcmp(plan->copied[i].name, "config.json") == 0)
@@ -266,12 +259,6 @@ static void add_config(fsdp_text *text, const convert_options *opts, const fsdp_
     fsdp_text_addf(text,
                    "no config.json is here, which loaders of the result ask for: --copy-from DIR "
                    "takes it and the tokenizer from the model's directory");
-}
-
-static bool is_native(const convert_options *opts)
-{
-    const char *format = opts->convert.format;
-    return strcmp(format, "fsdp") == 0 || strcmp(format, "hdf5") == 0;
 }
 
 static void add_metadata(fsdp_text *text, const convert_options *opts,
@@ -282,8 +269,7 @@ static void add_metadata(fsdp_text *text, const convert_options *opts,
         return;
     fsdp_text_addf(text, "%zu text%s of the source's metadata %s left out, ", count,
                    count == 1 ? "" : "s", count == 1 ? "is" : "are");
-    bool keeps_others = is_safetensors(opts) || is_native(opts);
-    if (keeps_others)
+    if (convert_target(opts)->caps.metadata)
         fsdp_text_addf(text, "hashes of bytes that change: ");
     else
         fsdp_text_addf(text, "since %s has none: ", opts->convert.format);
@@ -296,7 +282,7 @@ static void add_directory(fsdp_text *text, const convert_options *opts,
                           const fsdp_convert_plan *plan)
 {
     (void)plan;
-    if (strcmp(opts->convert.format, "hf") != 0 || !fsdp_has_suffix(opts->to, ".ckpt"))
+    if (!convert_target(opts)->caps.for_loaders || !fsdp_has_suffix(opts->to, ".ckpt"))
         return;
     fsdp_text_addf(text, "'");
     cli_add_message(text, opts->to);

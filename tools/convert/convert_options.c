@@ -223,25 +223,38 @@ static bool needs_native(const convert_options *opts)
     return false;
 }
 
-/* Finds a word among "dcp, torch and fsdp". */
-static bool has_word(const char *text, const char *word)
+static bool takes_option(const fsdp_format *format, const fsdp_convert_option *row)
 {
-    size_t size = strlen(word);
-    for (const char *at = text; (at = strstr(at, word)); at += size)
-        if ((at == text || at[-1] == ' ') && (!at[size] || strchr(", ", at[size])))
-            return true;
-    return false;
+    return ((const bool *)&format->caps)[row->capability];
+}
+
+/* "hf, gguf and llmc": the formats that take the option. */
+static void list_takers(const fsdp_convert_option *row, fsdp_text *out)
+{
+    const fsdp_format *format, *last = NULL;
+    for (size_t i = 0; (format = fsdp_format_at(i)); i++) {
+        if (!format->writer || !takes_option(format, row))
+            continue;
+        if (last)
+            fsdp_text_addf(out, "%s%s", out->size > 0 ? ", " : "", last->name);
+        last = format;
+    }
+    fsdp_text_addf(out, "%s%s", out->size > 0 ? " and " : "", last->name);
 }
 
 /* Refuses options that another format takes. */
 static void check_format(const convert_options *opts)
 {
-    const char *format = opts->convert.format;
     const fsdp_convert_option *row;
     for (size_t i = 0; (row = fsdp_convert_option_at(i)); i++) {
-        bool by_map = row->targets && opts->convert.map && has_word(row->targets, "--map");
-        if (opts->given[i] && row->targets && !by_map && !has_word(row->targets, format))
-            cli_usage_error("--%s is for --to %s, not for %s", row->name, row->targets, format);
+        fsdp_text takers = {0};
+        bool is_taken = !row->capability || (row->or_map && opts->convert.map) ||
+                        takes_option(convert_target(opts), row);
+        if (!opts->given[i] || is_taken)
+            continue;
+        list_takers(row, &takers);
+        cli_usage_error("--%s is for --to %s%s, not for %s", row->name, takers.data,
+                        row->or_map ? ", and with --map" : "", opts->convert.format);
     }
 }
 

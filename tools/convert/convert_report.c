@@ -14,7 +14,7 @@ static const char *base_name(const char *path)
 
 static bool is_ours(const convert_options *opts)
 {
-    return strcmp(opts->convert.format, "fsdp") == 0;
+    return convert_target(opts)->caps.has_kinds;
 }
 
 /* "(fsdp sharded, world 8, zstd)", "(hf)", "(dcp, world 4)" */
@@ -59,8 +59,8 @@ static void add_left_out(fsdp_text *text, const convert_options *opts,
 /* Names of hf are stripped already, and those of a universal checkpoint are the engine's. */
 static bool keeps_prefix(const convert_options *opts)
 {
-    const char *format = opts->convert.format;
-    return strcmp(format, "hf") == 0 || strcmp(format, "universal") == 0;
+    const fsdp_caps *caps = &convert_target(opts)->caps;
+    return caps->for_loaders || caps->plain_names;
 }
 
 /* Lines for entries that are renamed, cast, dropped or left out. */

@@ -29,10 +29,8 @@ static const char *format_in_small_letters(const char *text)
         return NULL;
     for (size_t i = 0; i <= size; i++)
         small[i] = (char)tolower((unsigned char)text[i]);
-    for (size_t i = 0; fsdp_convert_format_at(i); i++)
-        if (strcmp(cli_meant(small), fsdp_convert_format_at(i)) == 0)
-            return fsdp_convert_format_at(i);
-    return NULL;
+    const fsdp_format *format = fsdp_format_to(cli_meant(small));
+    return format ? format->name : NULL;
 }
 
 /* Words for programs, and the format that they load. */
@@ -81,10 +79,15 @@ _Noreturn static void refuse_format(const char *text)
 
 const char *convert_parse_format(const char *text)
 {
-    for (size_t i = 0; fsdp_convert_format_at(i); i++)
-        if (strcmp(cli_meant(text), fsdp_convert_format_at(i)) == 0)
-            return fsdp_convert_format_at(i);
+    const fsdp_format *format = fsdp_format_to(cli_meant(text));
+    if (format)
+        return format->name;
     refuse_format(text);
+}
+
+const fsdp_format *convert_target(const convert_options *opts)
+{
+    return fsdp_format_to(opts->convert.format);
 }
 
 enum { NO_SLIP = 32 };
@@ -143,16 +146,17 @@ void convert_choose_format(convert_options *opts, bool needs_native)
     if (strstr(opts->to, "://"))
         cli_usage_error("DST '%s' is an address: name a file or a directory here, and upload it",
                         opts->to);
-    const char *named = fsdp_convert_format_of(opts->to);
+    const fsdp_format *named = fsdp_format_to(fsdp_convert_format_of(opts->to));
     if (convert->format) {
-        if (strcmp(convert->format, "npz") == 0 && strcmp(named, "npy") == 0)
-            convert->format = named; /* NumPy's, either way */
+        if (named->base && strcmp(named->base, convert->format) == 0)
+            convert->format = named->name; /* NumPy's, either way */
         return;
     }
-    convert->format = named;
+    convert->format = named->name;
     refuse_suffix(opts->to);
-    if (strcmp(named, "hf") == 0)
-        refuse_slip(opts->to);
-    if (needs_native && strcmp(convert->format, "hf") == 0)
+    if (named->suffixes[0])
+        return;
+    refuse_slip(opts->to);
+    if (needs_native)
         convert->format = "fsdp";
 }

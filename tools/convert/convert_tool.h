@@ -45,6 +45,8 @@ bool convert_is_given(const convert_options *opts, const char *name);
 
 /* The format that is written; ends the program where there is none of that name. */
 const char *convert_parse_format(const char *text);
+/* Returns the format of the result, once it is chosen. */
+const fsdp_format *convert_target(const convert_options *opts);
 /* Without --to: by the suffix of DST, else fsdp when an option needs it, else hf. */
 void convert_choose_format(convert_options *opts, bool needs_native);
 

@@ -85,7 +85,7 @@ static fsdp_status print_digests(ls_listing *listing, digest_cache *cache, fsdp_
 fsdp_status ls_print_digests(ls_listing *listing, fsdp_text *text, fsdp_error *err)
 {
     digest_cache cache = {0};
-    listing->plain_dicts = strcmp(listing->info->format, "deepspeed") == 0;
+    listing->plain_dicts = fsdp_format_from(listing->info->format)->caps.only_tensors;
     fsdp_status st = cache_create(listing, &cache, err);
     if (st == FSDP_OK)
         st = print_digests(listing, &cache, text, err);
@@ -182,8 +182,8 @@ static fsdp_status add_tensors(ls_listing *listing, digest_cache *cache, fsdp_te
     fsdp_text_addf(text, " \"tensors\": {");
     for (size_t i = 0; i < listing->count; i++) {
         const fsdp_entry *entry = fsdp_sd_at(listing->sd, listing->order[i]);
-        bool is_noted =
-            entry->kind == FSDP_ENTRY_ALIAS && strcmp(listing->info->format, "safetensors") == 0;
+        bool is_noted = entry->kind == FSDP_ENTRY_ALIAS &&
+                        fsdp_format_from(listing->info->format)->caps.notes_aliases;
         if (entry->kind == FSDP_ENTRY_VALUE ||
             is_noted) /* a name in the metadata is not a tensor */
             continue;
@@ -302,7 +302,7 @@ static void add_head(const ls_listing *listing, fsdp_text *text)
 fsdp_status ls_print_json(ls_listing *listing, fsdp_text *text, fsdp_error *err)
 {
     digest_cache cache = {0};
-    listing->plain_dicts = strcmp(listing->info->format, "deepspeed") == 0;
+    listing->plain_dicts = fsdp_format_from(listing->info->format)->caps.only_tensors;
     fsdp_status st = cache_create(listing, &cache, err);
     add_head(listing, text);
     add_files(listing, text);

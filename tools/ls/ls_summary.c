@@ -145,7 +145,7 @@ typedef struct summary {
     size_t *first_alias;
     int name_width;
     bool state_is_optim;
-    bool is_model; /* safetensors, deepspeed: tensors beside an optimizer's are a model's */
+    bool is_model; /* fsdp_caps.only_model */
 } summary;
 
 static const fsdp_entry *selected(const summary *sum, size_t index)
@@ -528,8 +528,7 @@ static fsdp_status print_summary(summary *sum, fsdp_text *text, size_t *rows)
     link_aliases(sum);
     make_rows(sum, rows);
     sum->state_is_optim = fsdp_sd_state_is_optim(sum->listing->sd);
-    const char *format = sum->listing->info->format;
-    sum->is_model = strcmp(format, "safetensors") == 0 || strcmp(format, "deepspeed") == 0;
+    sum->is_model = fsdp_format_from(sum->listing->info->format)->caps.only_model;
     if (sum->names.failed) {
         text->failed = true;
         return FSDP_ERR_LIMIT;

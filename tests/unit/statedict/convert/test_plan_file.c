@@ -436,3 +436,21 @@ Test(plan_file, what_changed_is_named)
     cr_expect_eq(check_plan("plan"), FSDP_ERR_DAMAGED);
     cr_expect(strstr(err.text, "is gone"), "%s", err.text);
 }
+
+/* "hdf5" was the name of the one-file target, and stays its alias. */
+Test(plan_file, a_plan_with_an_older_name_of_the_target_is_applied)
+{
+    const fsdp_convert_opts opts = {.format = "hdf5"};
+    fsdp_conversion *conversion;
+    size_t size;
+    write_plan(&opts, "plan");
+    char *text = read_plan("plan", &size);
+    cr_expect_not_null(strstr(text, "\"format\": \"hdf5\""), "as an older version wrote it");
+    fsdp_free(text);
+    cr_assert_eq(fsdp_conversion_apply(path_of("plan"), NULL, &conversion, &err), FSDP_OK, "%s",
+                 err.text);
+    cr_expect_eq(fsdp_conversion_run(conversion, &err), FSDP_OK, "%s", err.text);
+    fsdp_conversion_close(conversion);
+    struct stat found;
+    cr_expect(stat(path_of("out"), &found) == 0 && S_ISREG(found.st_mode));
+}

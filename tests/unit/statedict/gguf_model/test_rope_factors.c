@@ -1,5 +1,5 @@
 /* Divisors of rotary frequencies, compared with those of transformers 5.23. */
-#include "statedict/expect/rope_factors.h"
+#include "statedict/gguf_model/rope_factors.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

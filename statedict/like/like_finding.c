@@ -1,5 +1,5 @@
 /* Findings of fsdp_checkpoint_verify_like: see like.h. */
-#include "statedict/expect/like.h"
+#include "statedict/like/like.h"
 
 #include "statedict/sd/names.h"
 
@@ -35,12 +35,12 @@ static fsdp_status is_tied(fsdp_like_job *job, fsdp_expect_fault fault,
     *is_out = false;
     if (!job->wanted || fault == FSDP_EXPECT_SHAPE || fault == FSDP_EXPECT_BEYOND)
         return FSDP_OK;
-    fsdp_like_model *model = is_missing ? job->wanted : &job->model;
+    fsdp_hf_model *model = is_missing ? job->wanted : &job->model;
     int64_t memory = job->opts->memory > 0 ? job->opts->memory : FSDP_MEMORY_DEFAULT;
     int64_t at = is_missing ? fsdp_sd_find(model->sd, expected->name, expected->name_size)
                             : fsdp_sd_find(model->sd, entry->name, entry->name_size);
     if (at >= 0)
-        FSDP_TRY(fsdp_like_find_other_name(
+        FSDP_TRY(fsdp_hf_model_find_other_name(
             model, (size_t)at, is_missing ? job->model.sd : job->wanted->sd, memory, is_out, err));
     job->tied += is_missing && *is_out;
     return FSDP_OK;

@@ -8,7 +8,7 @@
 #include "base/core/mem.h"
 #include "base/data/name_table.h"
 #include "formats/tokenizer_json.h"
-#include "statedict/expect/gguf_values.h"
+#include "statedict/gguf_model/gguf_values.h"
 #include <fsdp/checkpoint.h>
 
 /* NO_SCORE: of a token that no merge makes; those of merges are above it. */

@@ -1,5 +1,5 @@
 /* Divisors of rotary frequencies: see rope_factors.h. */
-#include "statedict/expect/rope_factors.h"
+#include "statedict/gguf_model/rope_factors.h"
 
 #include "base/data/json.h"
 

@@ -2,7 +2,7 @@
  * The step before: see like.h. A trainer whose save does not write what it trains leaves the same model in
  * every step. Tensors are compared one by one, up to the first that differs, which is mostly the first one.
  */
-#include "statedict/expect/like.h"
+#include "statedict/like/like.h"
 
 #include "formats/frameworks.h"
 #include "kernels/kernels.h"
@@ -111,7 +111,7 @@ static fsdp_status add_slab(void *context, const fsdp_entry *entry, int64_t firs
     return fsdp_meter_add(hash->meter, bytes, entry->name, entry->name_size, err);
 }
 
-static fsdp_status hash_tensor(const fsdp_like_model *model, size_t i, int64_t memory,
+static fsdp_status hash_tensor(const fsdp_hf_model *model, size_t i, int64_t memory,
                                step_hash *hash, fsdp_hash *out, fsdp_error *err)
 {
     fsdp_hasher_reset(hash->hasher);
@@ -135,7 +135,7 @@ static size_t count_tensors(const fsdp_sd *sd)
     return count;
 }
 
-static fsdp_status compare(const fsdp_like_job *job, const fsdp_like_model *before, step_hash *hash,
+static fsdp_status compare(const fsdp_like_job *job, const fsdp_hf_model *before, step_hash *hash,
                            bool *is_equal_out, fsdp_error *err)
 {
     const fsdp_sd *sd = job->model.sd;
@@ -162,7 +162,7 @@ static fsdp_status compare(const fsdp_like_job *job, const fsdp_like_model *befo
 /* A step before that cannot be read says nothing about this one. */
 fsdp_status fsdp_like_check_step(fsdp_like_job *job, fsdp_error *err)
 {
-    fsdp_like_model before = {0};
+    fsdp_hf_model before = {0};
     fsdp_meter meter;
     fsdp_verify_opts quiet = *job->opts;
     char *path = NULL;
@@ -176,13 +176,13 @@ fsdp_status fsdp_like_check_step(fsdp_like_job *job, fsdp_error *err)
     fsdp_meter_init(&meter, &job->opts->watch, 2 * fsdp_sd_tensor_bytes(job->model.sd));
     if (!hash.hasher)
         st = fsdp_fail_memory(err, "a hash");
-    else if (fsdp_like_model_open(&(fsdp_like_open){path, job->model_type, NULL}, &quiet, &before,
-                                  NULL) == FSDP_OK)
+    else if (fsdp_hf_model_open(&(fsdp_hf_model_from){path, job->model_type, NULL}, &quiet, &before,
+                                NULL) == FSDP_OK)
         st = compare(job, &before, &hash, &is_equal, err);
     if (st == FSDP_OK && is_equal)
         fsdp_like_emit(job, FSDP_FINDING_UNCHANGED, "", 0,
                        "the model is that of the step before it, '%s'", path);
-    fsdp_like_model_release(&before);
+    fsdp_hf_model_release(&before);
     fsdp_hasher_free(hash.hasher);
     fsdp_free(path);
     return st;

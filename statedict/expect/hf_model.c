@@ -1,8 +1,8 @@
 /*
- * The model of a checkpoint under the names that a conversion to hf gives it: see like.h. Selection and names
- * are those of a conversion; what hf cannot hold stays, since only names and shapes matter here.
+ * The model of a checkpoint under the names that a conversion to hf gives it: see hf_model.h. Selection and
+ * names are those of a conversion; what hf cannot hold stays, since only names and shapes matter here.
  */
-#include "statedict/expect/like.h"
+#include "statedict/expect/hf_model.h"
 
 #include "statedict/select/model_part.h"
 #include "statedict/select/relayout.h"
@@ -17,7 +17,7 @@ static bool holds_all(fsdp_dtype dtype)
     return true;
 }
 
-static fsdp_status lay_out(fsdp_like_model *model, const fsdp_selection *selection, fsdp_error *err)
+static fsdp_status lay_out(fsdp_hf_model *model, const fsdp_selection *selection, fsdp_error *err)
 {
     fsdp_mesh *one = NULL;
     FSDP_TRY(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"rank"}, NULL, &one, err));
@@ -28,8 +28,8 @@ static fsdp_status lay_out(fsdp_like_model *model, const fsdp_selection *selecti
     return st;
 }
 
-static fsdp_status select_with(fsdp_like_model *model, fsdp_names_known known,
-                               const fsdp_text *rules, size_t count, fsdp_error *err)
+static fsdp_status select_with(fsdp_hf_model *model, fsdp_names_known known, const fsdp_text *rules,
+                               size_t count, fsdp_error *err)
 {
     const fsdp_format hf = {.name = "hf",
                             .caps = {.model_part = true, .for_loaders = true},
@@ -53,13 +53,13 @@ static fsdp_status select_with(fsdp_like_model *model, fsdp_names_known known,
     return st;
 }
 
-fsdp_status fsdp_like_model_open(const fsdp_like_open *from, const fsdp_verify_opts *opts,
-                                 fsdp_like_model *model, fsdp_error *err)
+fsdp_status fsdp_hf_model_open(const fsdp_hf_model_from *from, const fsdp_verify_opts *opts,
+                               fsdp_hf_model *model, fsdp_error *err)
 {
     const fsdp_open_opts open = {.allow_missing = from->allow_missing, .access = opts->access};
     FSDP_TRY(fsdp_checkpoint_resolve(from->path, &open, &opts->watch, &model->path, err));
     FSDP_TRY(fsdp_checkpoint_open(model->path, &open, &model->checkpoint, err));
-    return fsdp_like_model_select(model, from->model_type, NULL, err);
+    return fsdp_hf_model_select(model, from->model_type, NULL, err);
 }
 
 /* "s/^model\.//", with a zero behind it. */
@@ -72,8 +72,8 @@ static void add_below(const char *below, fsdp_text *rules, size_t *count)
     (*count)++;
 }
 
-fsdp_status fsdp_like_model_select(fsdp_like_model *model, const char *model_type,
-                                   const char *below, fsdp_error *err)
+fsdp_status fsdp_hf_model_select(fsdp_hf_model *model, const char *model_type, const char *below,
+                                 fsdp_error *err)
 {
     fsdp_parts parts;
     fsdp_text rules = {0};
@@ -95,7 +95,7 @@ fsdp_status fsdp_like_model_select(fsdp_like_model *model, const char *model_typ
     return st;
 }
 
-void fsdp_like_model_release(fsdp_like_model *model)
+void fsdp_hf_model_release(fsdp_hf_model *model)
 {
     fsdp_sd_free(model->sd);
     fsdp_free(model->source);
@@ -103,5 +103,5 @@ void fsdp_like_model_release(fsdp_like_model *model)
     fsdp_free(model->digests);
     fsdp_checkpoint_close(model->checkpoint);
     fsdp_string_free(model->path);
-    *model = (fsdp_like_model){0};
+    *model = (fsdp_hf_model){0};
 }

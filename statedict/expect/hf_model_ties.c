@@ -1,8 +1,8 @@
 /*
- * Further names of a tensor: see like.h. Programs store tied weights once, as aliases, or with every name as
- * a copy; a model is the same in each of the three forms.
+ * Further names of a tensor: see hf_model.h. Programs store tied weights once, as aliases, or with every name
+ * as a copy; a model is the same in each of the three forms.
  */
-#include "statedict/expect/like.h"
+#include "statedict/expect/hf_model.h"
 
 #include "kernels/kernels.h"
 #include "statedict/checkpoint/same_tensors.h"
@@ -12,10 +12,10 @@
 enum { SEARCHES_MOST = 4096 }; /* each goes through all names: tied weights are few */
 
 /* The elements of a tensor. */
-typedef struct fsdp_like_digest {
+typedef struct fsdp_hf_model_digest {
     bool is_read, is_constant;
     fsdp_hash hash;
-} like_digest;
+} model_digest;
 
 /* --- names -------------------------------------------------------------------------------------- */
 
@@ -72,7 +72,7 @@ static bool holds(const fsdp_sd *sd, const fsdp_entry *entry)
 /* --- elements ----------------------------------------------------------------------------------- */
 
 typedef struct digest_job {
-    like_digest *digest;
+    model_digest *digest;
     fsdp_hasher *hasher;
     char first[16];
 } digest_job;
@@ -96,8 +96,8 @@ static fsdp_status add_slab(void *context, const fsdp_entry *entry, int64_t firs
 }
 
 /* Each tensor is read once. */
-static fsdp_status digest_of(fsdp_like_model *model, size_t i, int64_t memory,
-                             const like_digest **out, fsdp_error *err)
+static fsdp_status digest_of(fsdp_hf_model *model, size_t i, int64_t memory,
+                             const model_digest **out, fsdp_error *err)
 {
     if (!model->digests)
         model->digests = fsdp_alloc(fsdp_sd_count(model->sd) + 1, sizeof *model->digests);
@@ -121,11 +121,11 @@ static fsdp_status digest_of(fsdp_like_model *model, size_t i, int64_t memory,
 
 /* Equal elements are the same tensor, unless all are equal to one another, as those of a fresh norm or bias
  * are in every layer. */
-static fsdp_status is_copy(fsdp_like_model *model, size_t i, size_t k, int64_t memory, bool *is_out,
+static fsdp_status is_copy(fsdp_hf_model *model, size_t i, size_t k, int64_t memory, bool *is_out,
                            fsdp_error *err)
 {
     const fsdp_entry *one = fsdp_sd_at(model->sd, i), *other = fsdp_sd_at(model->sd, k);
-    const like_digest *a, *b;
+    const model_digest *a, *b;
     *is_out = false;
     if (!is_alike(one, other))
         return FSDP_OK;
@@ -139,7 +139,7 @@ static fsdp_status is_copy(fsdp_like_model *model, size_t i, size_t k, int64_t m
 
 /* --- the call ----------------------------------------------------------------------------------- */
 
-static fsdp_status find_groups(fsdp_like_model *model, fsdp_error *err)
+static fsdp_status find_groups(fsdp_hf_model *model, fsdp_error *err)
 {
     if (model->one)
         return FSDP_OK;
@@ -148,8 +148,8 @@ static fsdp_status find_groups(fsdp_like_model *model, fsdp_error *err)
                       : fsdp_fail_memory(err, "tied weights");
 }
 
-fsdp_status fsdp_like_find_other_name(fsdp_like_model *model, size_t i, const fsdp_sd *in,
-                                      int64_t memory, bool *found_out, fsdp_error *err)
+fsdp_status fsdp_hf_model_find_other_name(fsdp_hf_model *model, size_t i, const fsdp_sd *in,
+                                          int64_t memory, bool *found_out, fsdp_error *err)
 {
     size_t count = fsdp_sd_count(model->sd);
     *found_out = false;

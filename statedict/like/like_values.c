@@ -6,7 +6,7 @@
  * begin as zeros. Matrices of layers do not, and no training makes one, nor a matrix of which an eighth is
  * zero (a rank's part that was not written), nor equal matrices in two layers or experts.
  */
-#include "statedict/expect/like.h"
+#include "statedict/like/like.h"
 
 #include "base/core/pool.h"
 #include "kernels/kernels.h"
@@ -275,7 +275,7 @@ static fsdp_status prepare(tensor_scan *scan, const fsdp_entry *entry, const fsd
     return scan->facts->stacked ? FSDP_OK : fsdp_fail_memory(err, "experts");
 }
 
-static fsdp_status scan_entry(value_job *job, const fsdp_like_model *model, size_t i,
+static fsdp_status scan_entry(value_job *job, const fsdp_hf_model *model, size_t i,
                               value_facts *facts, fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(model->sd, i);
@@ -313,7 +313,7 @@ static fsdp_status scan_worker(void *context, size_t worker, fsdp_error *err)
 static fsdp_status read_wanted(value_job *job, const fsdp_entry *entry, value_facts *facts_out,
                                fsdp_error *err)
 {
-    const fsdp_like_model *wanted = job->like->wanted;
+    const fsdp_hf_model *wanted = job->like->wanted;
     *facts_out = (value_facts){0};
     int64_t at = wanted ? fsdp_sd_find(wanted->sd, entry->name, entry->name_size) : -1;
     return at < 0 ? FSDP_OK : scan_entry(job, wanted, (size_t)at, facts_out, err);

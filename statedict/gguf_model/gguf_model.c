@@ -3,7 +3,7 @@
  * gguf_values.h.
  */
 #include "base/core/mem.h"
-#include "statedict/expect/gguf_values.h"
+#include "statedict/gguf_model/gguf_values.h"
 
 #include <inttypes.h>
 #include <math.h>

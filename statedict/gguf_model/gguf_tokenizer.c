@@ -3,7 +3,7 @@
  * and merges, tokenizer_config.json the special ones and the chat template. A directory without
  * tokenizer.json has the tokens in tokenizer.model, added_tokens.json and tokenizer_config.json.
  */
-#include "statedict/expect/gguf_vocab.h"
+#include "statedict/gguf_model/gguf_vocab.h"
 
 #include "base/data/json.h"
 #include "base/text.h"

@@ -1,6 +1,6 @@
 /* Pieces of SentencePiece, and the files that add to them, as key-value pairs of GGUF. */
 #include "base/core/mem.h"
-#include "statedict/expect/gguf_values.h"
+#include "statedict/gguf_model/gguf_values.h"
 #include "tests/support/piece_file.h"
 
 #include <criterion/criterion.h>

@@ -1,6 +1,6 @@
 /*
- * A model of Hugging Face as the key-value pairs of a GGUF file, as llama.cpp's convert_hf_to_gguf.py writes
- * them: general.*, the numbers of the architecture, and the tokenizer.
+ * Room gguf_model: a model of Hugging Face as the key-value pairs of a GGUF file, as llama.cpp's
+ * convert_hf_to_gguf.py writes them: general.*, the numbers of the architecture, and the tokenizer.
  *
  *   gguf_pairs.c       lists of pairs
  *   gguf_config.c      config.json -> general.*, llama.*, qwen2.*, ...
@@ -8,6 +8,9 @@
  *   gguf_sentencepiece.c   tokenizer.model -> gguf_vocab.h
  *   gguf_vocab.c       tokens, scores, merges -> tokenizer.ggml.*
  *   gguf_model.c       the way back: key-value pairs -> config.json
+ *   rope_factors.c     Llama 3.1's scaling of rotary frequencies, which is a tensor in GGUF
+ *
+ * Callers: the room map. Families are described in statedict/models.
  */
 #ifndef FSDP_GGUF_VALUES_H
 #define FSDP_GGUF_VALUES_H

@@ -1,5 +1,5 @@
 /* config.json and the tokenizer's files as key-value pairs of GGUF. */
-#include "statedict/expect/gguf_values.h"
+#include "statedict/gguf_model/gguf_values.h"
 
 #include "base/core/mem.h"
 

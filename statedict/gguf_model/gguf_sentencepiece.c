@@ -2,7 +2,7 @@
  * The pieces of a tokenizer.model as tokens of GGUF, with the types and scores that llama.cpp's converter
  * gives them: see gguf_vocab.h.
  */
-#include "statedict/expect/gguf_vocab.h"
+#include "statedict/gguf_model/gguf_vocab.h"
 
 #include "base/text.h"
 #include "formats/sentencepiece.h"

@@ -1,5 +1,5 @@
 /* Meta's params.json as config.json: every release of Llama, and what has no config.json. */
-#include "statedict/expect/params_config.h"
+#include "statedict/models/params_config.h"
 
 #include "base/core/mem.h"
 

@@ -1,5 +1,5 @@
 /* fsdp_checkpoint_verify_like: see expect.h and like.h. */
-#include "statedict/expect/like.h"
+#include "statedict/like/like.h"
 
 #include "base/core/given.h"
 #include "statedict/models/config.h"
@@ -13,7 +13,7 @@
 typedef struct like_wanted {
     fsdp_expect *expect;
     fsdp_model_kind kind; /* of a directory */
-    fsdp_like_model model;
+    fsdp_hf_model model;
 } like_wanted;
 
 /* --- the model that is asked for ---------------------------------------------------------------- */
@@ -55,7 +55,7 @@ static fsdp_status expect_without_weights(fsdp_io *io, const char *like,
                                           fsdp_error *err)
 {
     char *config = fsdp_path_join(like, "config.json");
-    const fsdp_like_open any = {like, wanted->kind.type, "."};
+    const fsdp_hf_model_from any = {like, wanted->kind.type, "."};
     fsdp_error unknown = {0};
     if (!config)
         return fsdp_fail_memory(err, like);
@@ -64,7 +64,7 @@ static fsdp_status expect_without_weights(fsdp_io *io, const char *like,
     fsdp_free(config);
     if (st == FSDP_OK)
         return FSDP_OK;
-    if (fsdp_like_model_open(&any, opts, &wanted->model, NULL) == FSDP_OK)
+    if (fsdp_hf_model_open(&any, opts, &wanted->model, NULL) == FSDP_OK)
         return expect_weights(like, wanted, err);
     if (err && st != FSDP_ERR_NOT_FOUND)
         *err = unknown;
@@ -80,14 +80,14 @@ static fsdp_status find_wanted(const char *like, const fsdp_verify_opts *opts, l
     if (is_config_file(io, like))
         return read_config(io, like, &wanted->expect, err);
     fsdp_model_kind_find(io, NULL, like, &wanted->kind);
-    const fsdp_like_open open = {like, wanted->kind.type, NULL};
-    fsdp_status st = fsdp_like_model_open(&open, opts, &wanted->model, &found);
+    const fsdp_hf_model_from open = {like, wanted->kind.type, NULL};
+    fsdp_status st = fsdp_hf_model_open(&open, opts, &wanted->model, &found);
     if (st == FSDP_OK && !wanted->kind.type[0])
         fsdp_model_kind_find(io, NULL, wanted->model.path,
                              &wanted->kind); /* of the step that a run stands for */
     if (st == FSDP_OK)
         return expect_weights(like, wanted, err);
-    fsdp_like_model_release(&wanted->model);
+    fsdp_hf_model_release(&wanted->model);
     fsdp_status without = expect_without_weights(io, like, opts, wanted, err);
     if (without == FSDP_OK || (without != FSDP_ERR_NOT_FOUND && st == FSDP_ERR_NOT_FOUND))
         return without;
@@ -132,13 +132,13 @@ fsdp_status fsdp_checkpoint_verify_like(const char *path, const char *like,
         job.wanted = wanted.model.sd ? &wanted.model : NULL;
         job.model_type =
             wanted.kind.type[0] ? wanted.kind.type : fsdp_expect_model_type(wanted.expect);
-        const fsdp_like_open open = {path, job.model_type, NULL};
-        st = fsdp_like_model_open(&open, &quiet, &job.model, err);
+        const fsdp_hf_model_from open = {path, job.model_type, NULL};
+        st = fsdp_hf_model_open(&open, &quiet, &job.model, err);
     }
     if (st == FSDP_OK)
         st = check_model(&job, &wanted, err);
-    fsdp_like_model_release(&job.model);
-    fsdp_like_model_release(&wanted.model);
+    fsdp_hf_model_release(&job.model);
+    fsdp_hf_model_release(&wanted.model);
     fsdp_expect_free(wanted.expect);
     if (st == FSDP_OK && job.summary->findings > 0)
         return fsdp_fail(err, FSDP_DIFFERS, "'%s' is not the model of '%s': %lld findings", path,

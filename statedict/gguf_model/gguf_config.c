@@ -1,5 +1,5 @@
 /* config.json as key-value pairs of GGUF: see gguf_values.h. */
-#include "statedict/expect/gguf_values.h"
+#include "statedict/gguf_model/gguf_values.h"
 
 #include "base/core/mem.h"
 #include "base/data/json.h"

@@ -1,5 +1,5 @@
 /* Tokens, scores and merges, and their key-value pairs: see gguf_vocab.h. */
-#include "statedict/expect/gguf_vocab.h"
+#include "statedict/gguf_model/gguf_vocab.h"
 
 #include "base/text.h"
 

@@ -1,6 +1,6 @@
 /* Lists of named values: see gguf_values.h. */
 #include "base/core/mem.h"
-#include "statedict/expect/gguf_values.h"
+#include "statedict/gguf_model/gguf_values.h"
 
 #include <string.h>
 

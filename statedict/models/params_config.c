@@ -2,7 +2,7 @@
  * Meta's params.json -> config.json: see params_config.h. Numbers that params.json does not have are those of
  * the release, which the vocabulary tells.
  */
-#include "statedict/expect/params_config.h"
+#include "statedict/models/params_config.h"
 
 #include "base/core/mem.h"
 #include "base/data/json.h"
