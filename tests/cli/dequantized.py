@@ -137,7 +137,7 @@ def config_without_blocks():
         check_scales(config, (150, 300), (2, 3), (128, 128))
         refused("not those of the tensor, of rows, or of blocks of 128 x 128", config, (150, 300), (2, 1))
         refused("not those of the tensor, of rows, or of blocks of 128 x 128", config, (4, 4), (2,))
-        refused("none of the tensor", config, (150, 300), (3, 3))
+        refused("not those of the tensor", config, (150, 300), (3, 3))
     refused("config.json has no blocks", blocks(None), (150, 300), (2, 3))
     for config in (None, {}, blocks(None)):
         check_scales(config, (150, 300), (), (150, 300))
