@@ -32,14 +32,14 @@ extern "C" {
 
 typedef struct fsdp_async_saver fsdp_async_saver;
 
-/* All zero: the default. Equal on all ranks, but for keep_priority and pool_bytes. */
+/* All zero: the default. Equal on all ranks, but for pool_bytes. The threads of saves are nicer (19) than the
+ * program's. */
 typedef struct fsdp_async_opts {
     int deadline_ms;           /* of the saves' control plane; 0: the world's */
     bool allow_equal;          /* false: a save of another step whose model has the values of the previous
                                 * save is FSDP_ERR_USAGE, and is not written: the program probably trains
                                 * or saves another copy of the model. The report's is_stale is set in both
                                 * cases. Saves without step are not compared */
-    bool keep_priority;        /* otherwise the threads of saves are nicer (19) than the program's */
     int64_t pool_bytes;        /* at most so much of a GPU's state is in the host's memory at once; 0: all.
                                 * The state comes in waves, and the next call that changes or frees it (an
                                 * optimizer's step) waits until the last wave is on its way and the others

@@ -27,9 +27,6 @@ typedef struct fsdp_memory {
     int64_t total_now, total_peak;
 } fsdp_memory;
 
-/* Returns the name of a class: "shard", ... */
-FSDP_API const char *fsdp_memory_class_name(fsdp_memory_class which);
-
 #ifdef __cplusplus
 }
 #endif

@@ -1,6 +1,7 @@
 /* Trains an MLP and saves it, from the beginning or from a checkpoint: one of ours, or one of PyTorch (continue.py).
  *   ./continue --np 2 OUT STEPS [FROM] */
 #include <fsdp/fsdp.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +16,9 @@ static bool is_last(void *context, const fsdp_param *param)
 }
 
 /* One step: loss = mean((y - 1)^2) over the rows of this rank. */
-static fsdp_status step(fsdp_root *root, fsdp_unit **unit, fsdp_param **w, int rank, double *loss, fsdp_error *err)
+static fsdp_status step(fsdp_world *world, fsdp_root *root, fsdp_unit **unit, fsdp_param **w, double *loss, fsdp_error *err)
 {
+    int rank = fsdp_world_rank(world);
     float x[LAYERS + 1][ROWS][D], dy[ROWS][D], dx[ROWS][D];
     for (int r = 0; r < ROWS; r++)
         for (int j = 0; j < D; j++) x[0][r][j] = (float)(((rank * ROWS + r) * D + j) * 5 % 7 - 3) / 4;
@@ -39,6 +41,9 @@ static fsdp_status step(fsdp_root *root, fsdp_unit **unit, fsdp_param **w, int r
             *loss += (double)(e * e) / (ROWS * D);
             dy[r][o] = 2 * e / (ROWS * D);
         }
+    double largest = *loss;
+    FSDP_TRY(fsdp_world_max(world, &largest, 1, err));     /* NaN, if it is that on any rank */
+    if (!isfinite(largest)) return fsdp_root_reset(root, err);     /* no gradients: the optimizer changes nothing */
     for (int i = LAYERS - 1; i >= 0; i--) {
         FSDP_TRY(fsdp_unit_pre_backward(unit[i], err));
         const float (*W)[D] = fsdp_param_data(w[i]);
@@ -87,7 +92,7 @@ static int train(void *context, fsdp_world *world, int argc, char **argv)
 
     for (int i = 0; i < atoi(argv[2]); i++) {
         double loss;
-        TRY(step(root, unit, w, fsdp_world_rank(world), &loss, &err));
+        TRY(step(world, root, unit, w, &loss, &err));
         TRY(fsdp_optim_step(optim, &err));
         TRY(fsdp_world_mean(world, &loss, &err));
         if (fsdp_world_rank(world) == 0) printf("loss %.9g\n", loss);

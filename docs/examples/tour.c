@@ -122,21 +122,6 @@ static fsdp_status load_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
 
 /* --- the full state on rank 0 -------------------------------------------------------------------- */
 
-static fsdp_status gather_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
-{
-    state own = {0};
-    fsdp_sd *full = NULL;
-    (void)context;
-    fsdp_status st = make_state(&own, ctl, err);
-    if (st == FSDP_OK)
-        st = fsdp_sd_gather_full(own.sd, ctl, &full, err); /* NULL on the other ranks */
-    if (full)
-        printf("rank 0 holds %zu entries\n", fsdp_sd_count(full));
-    fsdp_sd_free(full);
-    drop_state(&own);
-    return st;
-}
-
 static fsdp_status add_up(void *context, const fsdp_entry *entry, int64_t first, int64_t count,
                           const void *data, fsdp_error *err)
 {
@@ -148,11 +133,38 @@ static fsdp_status add_up(void *context, const fsdp_entry *entry, int64_t first,
     return FSDP_OK;
 }
 
+static fsdp_status gather_rank(void *context, fsdp_ctl *ctl, fsdp_error *err)
+{
+    state own = {0};
+    fsdp_sd *full = NULL;
+    double sum = 0;
+    (void)context;
+    fsdp_status st = make_state(&own, ctl, err);
+    if (st == FSDP_OK)
+        st = fsdp_sd_gather_full(own.sd, ctl, &full, err); /* NULL on the other ranks */
+    if (st == FSDP_OK)
+        st = fsdp_sd_gather(own.sd, ctl, 1 << 20, add_up, &sum, err); /* calls add_up on rank 0 */
+    if (full)
+        printf("rank 0 holds %zu entries\n", fsdp_sd_count(full));
+    fsdp_sd_free(full);
+    drop_state(&own);
+    return st;
+}
+
 static fsdp_status sum_of_a_checkpoint(double *sum, fsdp_error *err)
 {
     fsdp_load_opts opts = {.include = "weight$", .memory = 64 << 20};
     *sum = 0;
     return fsdp_stream_full("run", &opts, add_up, sum, err);
+}
+
+static fsdp_status count_entries(size_t *count, fsdp_error *err)
+{
+    fsdp_sd *whole;
+    FSDP_TRY(fsdp_load_full("run", NULL, &whole, err));
+    *count = fsdp_sd_count(whole);
+    fsdp_sd_free(whole);
+    return FSDP_OK;
 }
 
 /* --- one row, without ranks ---------------------------------------------------------------------- */
@@ -191,14 +203,16 @@ static int show_an_error(void)
 static fsdp_status tour(fsdp_error *err)
 {
     double sum;
+    size_t entries;
     float row[COLUMNS];
     FSDP_TRY(fsdp_ctl_run_threads(4, save_rank, NULL, err));
     FSDP_TRY(fsdp_ctl_run_threads(3, load_rank, NULL, err));
     FSDP_TRY(fsdp_ctl_run_threads(2, gather_rank, NULL, err));
     FSDP_TRY(sum_of_a_checkpoint(&sum, err));
+    FSDP_TRY(count_entries(&entries, err));
     FSDP_TRY(read_row(7, row, err));
     FSDP_TRY(reshard(err));
-    printf("sum %g, row 7 begins with %g\n", sum, (double)row[0]);
+    printf("%zu entries, sum %g, row 7 begins with %g\n", entries, sum, (double)row[0]);
     return FSDP_OK;
 }
 

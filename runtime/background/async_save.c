@@ -196,8 +196,7 @@ static void lower_priority(void)
 static void *work(void *context)
 {
     fsdp_async_saver *saver = context;
-    if (!saver->opts.keep_priority)
-        lower_priority();
+    lower_priority();
     pthread_mutex_lock(&saver->lock);
     for (;;) {
         while (!saver->is_busy && !saver->is_ending)

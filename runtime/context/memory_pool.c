@@ -5,14 +5,6 @@
 
 #include "base/core/mem.h"
 
-static const char *const class_names[FSDP_MEMORY_CLASSES] = {"shard",  "unsharded", "all_gather",
-                                                             "reduce", "grad",      "optim"};
-
-const char *fsdp_memory_class_name(fsdp_memory_class which)
-{
-    return which >= 0 && which < FSDP_MEMORY_CLASSES ? class_names[which] : "?";
-}
-
 /* --- counts ----------------------------------------------------------------------------------- */
 
 void fsdp_memory_count(fsdp_memory_pool *pool, fsdp_memory_class class, int64_t bytes)

@@ -96,13 +96,18 @@ static fsdp_status train_step(step_run *run, int step, fsdp_error *err)
 
 static void add_classes(fsdp_text *text, const char *name, const int64_t *bytes)
 {
-    static const fsdp_memory_class classes[] = {FSDP_MEMORY_SHARD, FSDP_MEMORY_UNSHARDED,
-                                                FSDP_MEMORY_ALL_GATHER, FSDP_MEMORY_REDUCE,
-                                                FSDP_MEMORY_GRAD};
+    static const struct {
+        fsdp_memory_class class;
+        const char *name;
+    } classes[] = {{FSDP_MEMORY_SHARD, "shard"},
+                   {FSDP_MEMORY_UNSHARDED, "unsharded"},
+                   {FSDP_MEMORY_ALL_GATHER, "all_gather"},
+                   {FSDP_MEMORY_REDUCE, "reduce"},
+                   {FSDP_MEMORY_GRAD, "grad"}};
     fsdp_text_addf(text, "\"%s\":{", name);
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
-        fsdp_text_addf(text, "%s\"%s\":%" PRId64, i > 0 ? "," : "",
-                       fsdp_memory_class_name(classes[i]), bytes[classes[i]]);
+        fsdp_text_addf(text, "%s\"%s\":%" PRId64, i > 0 ? "," : "", classes[i].name,
+                       bytes[classes[i].class]);
     fsdp_text_addf(text, "}");
 }
 

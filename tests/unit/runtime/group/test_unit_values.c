@@ -544,8 +544,8 @@ static fsdp_status expect_bytes(const one_unit *one, fsdp_memory_class class, in
     const fsdp_memory memory = fsdp_root_memory(one->root);
     if (memory.now[class] == bytes)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_INTERNAL, "%s: %lld bytes of %s, %lld were expected", when,
-                     (long long)memory.now[class], fsdp_memory_class_name(class), (long long)bytes);
+    return fsdp_fail(err, FSDP_ERR_INTERNAL, "%s: %lld bytes of class %d, %lld were expected", when,
+                     (long long)memory.now[class], (int)class, (long long)bytes);
 }
 
 /* Two ranks, shapes 5x3, 7, 8x2: padded shards 9 + 4 + 8 elements. */
