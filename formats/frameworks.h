@@ -10,7 +10,7 @@
  *   framework_names.c  names that match patterns
  *   framework_config.c fsdp_framework_config: where config.json and the tokenizer are
  *   framework_modules.c fsdp_framework_modules: folders of a model's further modules
- *   framework_agree.c  what the files of several ranks have twice, which must be the same
+ *   framework_shards.c the files of several ranks, opened as one source after a check that they agree
  *   framework_folder.h one directory while a path is resolved: framework_folder.c lists it, framework_row.c
  *                      finds its row and follows pointers, framework_parts.c opens all parts of a row as one
  *                      source, framework_notes.c has the notes

@@ -9,8 +9,8 @@
  *   at once  ->  finish, or discard
  *
  *   target.c           boxes of entries
- *   packed.c           formats whose tensors are one run of bytes: offsets, checksums, files (packed.h)
- *   packed_target.c    packed formats behind the interface of this header
+ *   packed.c           formats whose tensors are one run of bytes: offsets, checksums, files (packed.h), and
+ *                      the functions of this header for them
  *   nesting.c          the dict and list paths of all entries, free of contradictions (nesting.h)
  *   container_table.c  containers by parent and key, for nesting.c, torch_tree.c and dcp_fold.c
  *

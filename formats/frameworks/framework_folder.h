@@ -5,8 +5,7 @@
  *   framework_folder.c  lists a directory, finds names, recognises files of other programs
  *   framework_row.c     the row of the table that fits, and what its pointer names
  *   framework_notes.c   notes and errors of the resolution
- *   framework_shards.c  the files of tensor and pipeline ranks, opened as one source
- *   framework_agree.c   what several of those files say, which must be the same
+ *   framework_shards.c  compares the files of tensor and pipeline ranks, and opens them as one source
  *   framework_parts.c   the parts next to a model, opened with it as one source
  */
 #ifndef FSDP_FRAMEWORK_FOLDER_H
@@ -90,17 +89,5 @@ fsdp_status fsdp_folder_open(const fsdp_folder *folder, const char *member, cons
 /* One source of the files of all ranks of a row with shards. */
 fsdp_status fsdp_folder_open_shards(const fsdp_folder *folder, const fsdp_source_opts *opts,
                                     fsdp_source **source_out, fsdp_error *err);
-
-/* --- framework_agree.c --------------------------------------------------------------------------- */
-
-/* A file, and the rank in each kind of parallelism. */
-typedef struct fsdp_folder_rank {
-    fsdp_source *source;
-    int64_t tensor, pipeline, expert;
-} fsdp_folder_rank;
-
-/* FSDP_ERR_DAMAGED when two files differ in what the row says that they have alike. */
-fsdp_status fsdp_folder_ranks_agree(const fsdp_framework_row *row, const fsdp_folder_rank *ranks,
-                                    size_t count, fsdp_error *err);
 
 #endif

@@ -2,10 +2,12 @@
  * The parts that all packed formats share: unique names, every element written exactly once,
  * checksums of pieces in any order combined into one, and no files left behind after a failure.
  */
-#include "formats/target/packed_internal.h"
-
+#include "formats/target/packed.h"
+#include "base/core/mem.h"
 #include "base/data/box_internal.h"
 #include "base/data/flow.h"
+#include "base/io/io_dry.h"
+#include "formats/target/packed_internal.h"
 #include "kernels/kernels.h"
 
 #include <inttypes.h>
@@ -120,8 +122,9 @@ fsdp_status fsdp_packed_add_value(fsdp_packed *target, const char *name, size_t 
     return FSDP_OK;
 }
 
-fsdp_status fsdp_packed_add_tie(fsdp_packed *target, const char *name, size_t name_size,
-                                size_t tensor, fsdp_error *err)
+/* Records another name of a tensor. FSDP_ERR_USAGE: the format cannot (notes_tie of its writer). */
+static fsdp_status packed_add_tie(fsdp_packed *target, const char *name, size_t name_size,
+                                  size_t tensor, fsdp_error *err)
 {
     char shown[200];
     const fsdp_packed_tensor *kept = &target->tensors[tensor].what;
@@ -138,13 +141,15 @@ fsdp_status fsdp_packed_add_tie(fsdp_packed *target, const char *name, size_t na
     return FSDP_OK;
 }
 
-fsdp_status fsdp_packed_set_copied(fsdp_packed *target, const char *text, fsdp_error *err)
+/* A text stored beside the tensors, if the format has room for one. */
+static fsdp_status packed_set_copied(fsdp_packed *target, const char *text, fsdp_error *err)
 {
     target->copied = fsdp_arena_strndup(&target->arena, text, strlen(text));
     return target->copied ? FSDP_OK : fsdp_fail_memory(err, target->path);
 }
 
-fsdp_status fsdp_packed_set_metadata(fsdp_packed *target, const char *json, fsdp_error *err)
+/* Texts under keys stored beside the tensors, a JSON object, if the format has room for them. */
+static fsdp_status packed_set_metadata(fsdp_packed *target, const char *json, fsdp_error *err)
 {
     return fsdp_text_pairs_parse(&target->metadata, json, "metadata", err);
 }
@@ -250,7 +255,8 @@ fsdp_status fsdp_packed_lay_out(fsdp_packed *target, fsdp_error *err)
     return target->packed->lay_out(target, err);
 }
 
-void fsdp_packed_total(const fsdp_packed *target, int64_t *files_out, int64_t *bytes_out)
+/* Files and bytes of the layout. */
+static void packed_total(const fsdp_packed *target, int64_t *files_out, int64_t *bytes_out)
 {
     *files_out = (int64_t)target->file_count;
     *bytes_out = target->file_bytes;
@@ -408,3 +414,113 @@ void fsdp_packed_discard(fsdp_packed *target)
         (void)fsdp_io_close(&target->files[i].file, target->files[i].path, NULL);
     release(target);
 }
+
+/* --- the functions of target.h ---------------------------------------------------------------- */
+
+struct fsdp_target {
+    const fsdp_format *format;
+    fsdp_packed *packed;
+    size_t *numbers; /* per entry: number of its tensor */
+};
+
+static void target_release(fsdp_target *target)
+{
+    fsdp_free(target->numbers);
+    fsdp_free(target);
+}
+
+static fsdp_status add_entry(fsdp_target *target, const fsdp_target_entry *entry,
+                             size_t *number_out, fsdp_error *err)
+{
+    if (entry->value)
+        return fsdp_packed_add_value(target->packed, entry->name, entry->name_size, entry->value,
+                                     err);
+    fsdp_packed_tensor tensor = {entry->name, entry->name_size, entry->dtype, entry->ndim,
+                                 entry->shape};
+    return fsdp_packed_add_tensor(target->packed, &tensor, number_out, err);
+}
+
+static fsdp_status declare(fsdp_target *target, const fsdp_target_opts *opts, fsdp_error *err)
+{
+    fsdp_packed_opts packed = {opts->io, opts->max_file_bytes, opts->stem, opts->sync};
+    target->format = opts->format;
+    target->numbers = fsdp_alloc(opts->entry_count, sizeof *target->numbers);
+    if (!target->numbers)
+        return fsdp_fail_memory(err, "a conversion");
+    FSDP_TRY(fsdp_packed_create(opts->format, &packed, opts->path ? opts->path : "",
+                                &target->packed, err));
+    for (size_t i = 0; i < opts->entry_count; i++)
+        FSDP_TRY(add_entry(target, &opts->entries[i], &target->numbers[i], err));
+    for (size_t i = 0; i < opts->tie_count; i++)
+        FSDP_TRY(packed_add_tie(target->packed, opts->ties[i].name, opts->ties[i].name_size,
+                                target->numbers[opts->ties[i].entry], err));
+    if (opts->metadata)
+        FSDP_TRY(packed_set_metadata(target->packed, opts->metadata, err));
+    return opts->copied ? packed_set_copied(target->packed, opts->copied, err) : FSDP_OK;
+}
+
+static fsdp_status create(const fsdp_target_opts *opts, fsdp_target **target_out, fsdp_error *err)
+{
+    fsdp_target *target = fsdp_alloc(1, sizeof *target);
+    if (!target)
+        return fsdp_fail_memory(err, "a conversion");
+    fsdp_status st = declare(target, opts, err);
+    if (st == FSDP_OK)
+        st = fsdp_packed_lay_out(target->packed, err);
+    if (st != FSDP_OK) {
+        fsdp_packed_discard(target->packed);
+        target_release(target);
+        return st;
+    }
+    *target_out = target;
+    return FSDP_OK;
+}
+
+/* Lays the target out without creating files. */
+static fsdp_status measure(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
+                           fsdp_error *err)
+{
+    fsdp_target_opts dry = *opts;
+    fsdp_target *target = NULL;
+    dry.io = fsdp_io_dry();
+    dry.sync = false;
+    FSDP_TRY(create(&dry, &target, err));
+    packed_total(target->packed, files_out, bytes_out);
+    fsdp_packed_discard(target->packed);
+    target_release(target);
+    return FSDP_OK;
+}
+
+/* The only box of an entry is the whole tensor. */
+static fsdp_status write_elements(fsdp_target *target, const fsdp_target_piece *piece,
+                                  fsdp_error *err)
+{
+    return fsdp_packed_write(target->packed, target->numbers[piece->entry], piece->first,
+                             piece->count, piece->data, err);
+}
+
+static fsdp_status finish(fsdp_target *target, fsdp_error *err)
+{
+    fsdp_status st = fsdp_packed_finish(target->packed, err);
+    target_release(target);
+    return st;
+}
+
+static void discard(fsdp_target *target)
+{
+    fsdp_packed_discard(target->packed);
+    target_release(target);
+}
+
+static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
+                         fsdp_target_place *place_out, fsdp_error *err)
+{
+    fsdp_packed_place lies = fsdp_packed_place_of(target->packed, target->numbers[entry]);
+    const char *name = target->format->writes_directory ? strrchr(lies.path, '/') + 1 : "";
+    (void)box; /* the box is the whole tensor */
+    (void)err;
+    *place_out = (fsdp_target_place){name, lies.offset};
+    return FSDP_OK;
+}
+
+const fsdp_target_ops fsdp_packed_ops = {measure, create, write_elements, finish, discard, place};

@@ -43,15 +43,6 @@ fsdp_status fsdp_packed_add_tensor(fsdp_packed *target, const fsdp_packed_tensor
 fsdp_status fsdp_packed_add_value(fsdp_packed *target, const char *name, size_t name_size,
                                   const fsdp_value *value, fsdp_error *err);
 
-/* Records another name of a tensor. FSDP_ERR_USAGE: the format cannot (notes_tie of its writer). */
-fsdp_status fsdp_packed_add_tie(fsdp_packed *target, const char *name, size_t name_size, size_t tensor,
-                                fsdp_error *err);
-/* A text stored beside the tensors, if the format has room for one. */
-fsdp_status fsdp_packed_set_copied(fsdp_packed *target, const char *text, fsdp_error *err);
-
-/* Texts under keys stored beside the tensors, a JSON object, if the format has room for them. */
-fsdp_status fsdp_packed_set_metadata(fsdp_packed *target, const char *json, fsdp_error *err);
-
 /* Creates the files at their full size and writes the headers in front of the tensors. */
 fsdp_status fsdp_packed_lay_out(fsdp_packed *target, fsdp_error *err);
 
@@ -61,8 +52,6 @@ typedef struct fsdp_packed_place {
     const char *path;          /* of the file */
     int64_t offset, size;
 } fsdp_packed_place;
-/* Files and bytes of the layout. */
-void fsdp_packed_total(const fsdp_packed *target, int64_t *files_out, int64_t *bytes_out);
 fsdp_packed_place fsdp_packed_place_of(const fsdp_packed *target, size_t tensor);
 
 /* Writes elements [first, first + count) of a tensor, each once. Any thread. */
