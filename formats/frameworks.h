@@ -11,11 +11,9 @@
  *   framework_config.c fsdp_framework_config: where config.json and the tokenizer are
  *   framework_modules.c fsdp_framework_modules: folders of a model's further modules
  *   framework_shards.c the files of several ranks, opened as one source after a check that they agree
- *   framework_folder.h one directory while a path is resolved: framework_folder.c lists it, framework_row.c
- *                      finds its row and follows pointers, framework_parts.c opens all parts of a row as one
- *                      source, framework_notes.c has the notes
- *   frameworks.c       fsdp_framework_resolve: run -> newest step -> part, by the table and by what is there;
- *                      fsdp_framework_open
+ *   framework_folder.h one directory while a path is resolved
+ *   frameworks.c       fsdp_framework_resolve: run -> newest step -> part, by the table, pointers and what is
+ *                      there; fsdp_framework_open, which opens all parts of a row as one source
  *
  * Names out of a directory are used only in that directory. Caller: statedict.
  */

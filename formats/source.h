@@ -9,11 +9,11 @@
  *   below  ->  fsdp_source_complete checks it as a whole  ->  fsdp_source_read reads boxes of tensors
  *
  *   source.c           the builder: checks every name, shape and offset that a format adds
- *   source_complete.c  sorts chunks by tensor and checks that they cover each tensor exactly once
+ *   source_complete.c  sorts chunks by tensor and checks that they cover each tensor exactly once; has the
+ *                      entries that --allow-missing accepts as incomplete
  *   source_file.c      files of the checkpoint, opened and closed so that descriptors do not run out
  *   source_read.c      boxes out of strided chunks, byte order and signs
- *   source_stream.c    compressed streams (deflate, zstd); source_spool.c decides which ones get a spool file
- *   source_missing.c   entries that --allow-missing accepts as incomplete
+ *   source_stream.c    compressed streams (deflate, zstd), and which of them get a spool file
  *   source_join.c      one source of several, such as a model and its optimizer
  *   rank_names.c       file names of rank files; escaped_names.c: true names of escaped ones
  *
@@ -165,7 +165,7 @@ void fsdp_source_set_memory(fsdp_source *source, int64_t memory, const char *dir
 int64_t fsdp_source_memory(const fsdp_source *source);
 
 /*
- * Announces that the tensor will be read whole, in row-major order (source_spool.c). `repeated`: more than
+ * Announces that the tensor will be read whole, in row-major order (source_stream.c). `repeated`: more than
  * once, or in parts that are no runs of that order. Streams that this would decode many times over are
  * spooled when they are first read. FSDP_ERR_LIMIT when it takes more memory than there may be. Call after
  * fsdp_source_set_memory and before the first read.

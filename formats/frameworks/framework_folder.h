@@ -1,12 +1,8 @@
 /*
  * One directory while a path is resolved to a checkpoint: its names, the row of the table that fits, and the
- * parts that the row reads together. Private to the room; frameworks.c goes from directory to directory.
- *
- *   framework_folder.c  lists a directory, finds names, recognises files of other programs
- *   framework_row.c     the row of the table that fits, and what its pointer names
- *   framework_notes.c   notes and errors of the resolution
- *   framework_shards.c  compares the files of tensor and pipeline ranks, and opens them as one source
- *   framework_parts.c   the parts next to a model, opened with it as one source
+ * parts that the row reads together. framework_folder.c lists it, finds names
+ * in it and recognises files of other programs; framework_shards.c opens the files of its tensor and pipeline
+ * ranks; frameworks.c goes from directory to directory.
  */
 #ifndef FSDP_FRAMEWORK_FOLDER_H
 #define FSDP_FRAMEWORK_FOLDER_H
@@ -31,6 +27,8 @@ typedef struct fsdp_folder {
 
 /* Counts a listing or an open; false: there were FSDP_FOLDER_LOOKS of them. */
 bool fsdp_folder_may_look(const fsdp_folder *folder);
+/* Fails because of that. */
+fsdp_status fsdp_folder_fail_looks(const char *path, fsdp_error *err);
 /* Lists the directory; the caller releases names. */
 fsdp_status fsdp_folder_look(fsdp_folder *folder, fsdp_error *err);
 /* The kind of what a name in the directory leads to. */
@@ -53,36 +51,6 @@ bool fsdp_folder_is_weights(const char *name);
 /* FSDP_ERR_NOT_FOUND for a file, or a file of weights in the directory, that another program reads. */
 fsdp_status fsdp_folder_check_file(fsdp_io *io, const char *path, fsdp_error *err);
 fsdp_status fsdp_folder_check(const fsdp_folder *folder, fsdp_error *err);
-
-/* --- framework_row.c ----------------------------------------------------------------------------- */
-
-/* The name in the directory that the row's pointer means. FSDP_ERR_DAMAGED: it is not there. */
-fsdp_status fsdp_folder_pointed(const fsdp_folder *folder, const fsdp_framework_row *row,
-                                const char **name_out, fsdp_error *err);
-/* The first row whose markers are there, and whose pointer is a file that is followed; or NULL. */
-const fsdp_framework_row *fsdp_folder_row(const fsdp_folder *folder);
-
-/* --- framework_notes.c --------------------------------------------------------------------------- */
-
-fsdp_status fsdp_folder_fail_looks(const char *path, fsdp_error *err);
-/* The directory holds these checkpoints; FSDP_FOLDER_NAMES of them: there may be more. */
-fsdp_status fsdp_folder_fail_several(const fsdp_folder *folder, const char *const *names, size_t count,
-                                     fsdp_error *err);
-/* Notes "it is read as MEMBER and PARTS", or the entries next to the member that are left out. Nothing for a
- * directory that is read as it is and whole. */
-void fsdp_folder_note_choice(const fsdp_folder *folder, const char *member, const fsdp_io_names *parts);
-void fsdp_folder_note_skipped(const fsdp_folder *folder, const char *name, const char *why);
-
-/* --- framework_parts.c --------------------------------------------------------------------------- */
-
-/* The parts next to the model `member`, in the order of the row; with NULL for those that are not there. The
- * first of parts with one key counts. The caller releases them, also after an error. */
-fsdp_status fsdp_folder_parts(const fsdp_folder *folder, const char *member,
-                              char *parts_out[FSDP_FRAMEWORK_PARTS], size_t *count_out, fsdp_error *err);
-void fsdp_folder_parts_release(char *parts[FSDP_FRAMEWORK_PARTS]);
-/* True in *is_whole_out: the directory is a row with parts, which are opened together. */
-fsdp_status fsdp_folder_open(const fsdp_folder *folder, const char *member, const fsdp_source_opts *opts,
-                             bool *is_whole_out, fsdp_source **source_out, fsdp_error *err);
 
 /* --- framework_shards.c -------------------------------------------------------------------------- */
 

@@ -18,7 +18,7 @@
 
 /*
  *   values     steps and sizes of the model are those of the file before
- *   tensors    those that ranks have whole are the same; the map takes the first of each. Parts have one dtype
+ *   tensors    whole ones are the same on all ranks: the map takes the first of each. Parts have one dtype
  *   names      the ranks of a stage have the same weights: a part that one lacks would be left out unseen
  *   copies     no two ranks have equal parts: one file is a copy of the other
  */

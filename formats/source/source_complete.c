@@ -10,6 +10,94 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* === what is missing ========================================================================== */
+
+/*
+ * The missing parts of a source: files that do not exist, and the entries that are incomplete
+ * without them. See fsdp_source_opts in source.h.
+ */
+
+void fsdp_source_tolerate(fsdp_source *source, const fsdp_source_opts *opts)
+{
+    if (opts)
+        source->tolerance = *opts;
+}
+
+bool fsdp_source_tolerates(const fsdp_source *source)
+{
+    return source->tolerance.may_lack != NULL;
+}
+
+static bool may_lack(const fsdp_source *source, const char *name, size_t size)
+{
+    const fsdp_source_opts *opts = &source->tolerance;
+    return opts->may_lack && opts->may_lack(opts->context, name, size);
+}
+
+static fsdp_status keep(fsdp_source *source, const char *name, size_t size, fsdp_error *err)
+{
+    const char *copy = fsdp_arena_strndup(&source->arena, name, size);
+    if (!copy || !fsdp_grow(&source->missing, &source->missing_room, source->missing_count + 1,
+                            sizeof *source->missing))
+        return fsdp_fail_memory(err, "the list of what is missing");
+    source->missing[source->missing_count].name = copy;
+    source->missing[source->missing_count++].size = size;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_source_add_missing(fsdp_source *source, const char *name, size_t name_size,
+                                    const char *file, fsdp_error *err)
+{
+    char shown[FSDP_NAME_SHOWN];
+    if (may_lack(source, name, name_size))
+        return keep(source, name, name_size, err);
+    fsdp_printable(name, name_size, shown, sizeof shown);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s' is not whole: '%s' is not there%s%s%s, and --allow-missing does not "
+                     "match its name",
+                     source->path, file ? file : shown, file ? ", which holds '" : "",
+                     file ? shown : "", file ? "'" : "");
+}
+
+/* Marks an incomplete tensor as missing if the options allow that (*may_out). */
+static fsdp_status source_let_go(fsdp_source *source, size_t number, bool *may_out, fsdp_error *err)
+{
+    fsdp_source_tensor *tensor = &source->tensors[number];
+    *may_out = !tensor->is_inner && may_lack(source, tensor->name, tensor->name_size);
+    if (!*may_out)
+        return FSDP_OK;
+    tensor->is_missing = true;
+    return keep(source, tensor->name, tensor->name_size, err);
+}
+
+static int compare_missing(const void *a, const void *b)
+{
+    const missing_entry *x = a, *y = b;
+    size_t size = x->size < y->size ? x->size : y->size;
+    int order = size > 0 ? memcmp(x->name, y->name, size) : 0;
+    return order != 0 ? order : (x->size > y->size) - (x->size < y->size);
+}
+
+/* Sorts the missing entries by name. */
+static void source_sort_missing(fsdp_source *source)
+{
+    if (source->missing_count > 1)
+        qsort(source->missing, source->missing_count, sizeof *source->missing, compare_missing);
+}
+
+size_t fsdp_source_missing_count(const fsdp_source *source)
+{
+    return source->missing_count;
+}
+
+const char *fsdp_source_missing_at(const fsdp_source *source, size_t number, size_t *size_out)
+{
+    *size_out = source->missing[number].size;
+    return source->missing[number].name;
+}
+
+/* === coverage ================================================================================= */
+
 #define MOST_PAIRS ((int64_t)1 << 31) /* comparisons of pairs: a few seconds */
 enum { FEW_CHUNKS = 64, HOLE_CANDIDATES = 300 };
 
@@ -284,7 +372,7 @@ static fsdp_status complete_tensor(fsdp_source *source, size_t number, fsdp_erro
     }
     if (stored != count) {
         bool may_lack = false;
-        FSDP_TRY(fsdp_source_let_go(source, number, &may_lack, err));
+        FSDP_TRY(source_let_go(source, number, &may_lack, err));
         return may_lack ? FSDP_OK : fail_missing(source, tensor, count - stored, count, err);
     }
     return check_ratio(source, tensor, count, err);
@@ -347,7 +435,7 @@ fsdp_status fsdp_source_complete(fsdp_source *source, fsdp_error *err)
     FSDP_TRY(place_chunks(source, err));
     for (size_t i = 0; i < source->tensor_count; i++)
         FSDP_TRY(complete_tensor(source, i, err));
-    fsdp_source_sort_missing(source);
+    source_sort_missing(source);
     source->is_complete = true;
     return FSDP_OK;
 }

@@ -106,14 +106,6 @@ fsdp_status fsdp_source_take_file(fsdp_source *source, const source_file *from, 
 fsdp_status fsdp_source_name_tensor(fsdp_source *source, size_t tensor, const char *name, size_t size,
                                     fsdp_error *err);
 
-/* --- source_missing.c --- */
-
-/* Marks an incomplete tensor as missing if the options allow that (*may_out). */
-fsdp_status fsdp_source_let_go(fsdp_source *source, size_t tensor, bool *may_out, fsdp_error *err);
-
-/* Sorts the missing entries by name. */
-void fsdp_source_sort_missing(fsdp_source *source);
-
 /* --- source_complete.c --- */
 
 /* "[0:4, 2:8]" */
@@ -123,17 +115,11 @@ const char *fsdp_tensor_text(const fsdp_source_tensor *tensor, char *out, size_t
 
 /* --- source_stream.c --- */
 
-enum { FSDP_READER_BYTES = 1 << 20 };
 /* Allocates the reader's buffer unless it has one. */
 fsdp_status fsdp_reader_prepare(fsdp_source_reader *reader, fsdp_error *err);
 const fsdp_source_stream *fsdp_packed_where(const packed_stream *stream);
 int64_t fsdp_packed_stored(const packed_stream *stream);
 int64_t fsdp_packed_size(const packed_stream *stream);
-/* Bytes of memory for decoding: the whole stream, or a ring of its last bytes. */
-int64_t fsdp_packed_room(const fsdp_source *source, const packed_stream *stream);
-/* Requests a spool file, which the first read makes. */
-void fsdp_packed_expect_spool(packed_stream *stream);
-bool fsdp_packed_is_for_spool(const packed_stream *stream);
 void fsdp_packed_free(packed_stream *stream);   /* the struct belongs to the arena */
 /* Decodes to the end, so that size and CRC are checked. */
 fsdp_status fsdp_packed_check(fsdp_source *source, int stream, fsdp_source_reader *reader, fsdp_error *err);
