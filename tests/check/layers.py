@@ -90,6 +90,8 @@ def layer_problem(path, target):
         return None
     if there not in MAY_INCLUDE[here]:
         return f"{here} must not know {there} ({target})"
+    if target == "runtime/wrap.h" and not path.startswith("runtime/wrap/"):
+        return f"the engine and the tools do without the library fsdp_wrap ({target})"
     if target not in ONLY.get((here, there), {target}):
         return f"{here} may see only {sorted(ONLY[here, there])} of {there}, not {target}"
     return room_problem(here, room(path), room(target)) if here == there else None

@@ -12,8 +12,8 @@ ROOMS = {
     "statedict": [".", "ctl", "sd", "models", "select", "manifest", "transfer", "commit", "checkpoint", "run",
                   "expect", "like", "gguf_model", "derive", "map", "save", "convert", "diff"],
     "runtime": [".", "bootstrap", "device", "comm", "comm_shared", "comm_message", "comm_nccl", "launch",
-                "param", "context", "group", "step", "optim", "staging", "state", "background", "wrap",
-                "tokens", "transformer"],
+                "param", "context", "group", "step", "optim", "staging", "state", "background",
+                "tokens", "transformer", "wrap"],
     "tools": ["cli", "ls", "convert", "train", "bench", "plot", "."],
 }
 

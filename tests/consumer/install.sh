@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the build and compiles and runs both consumer projects against it: shared and static, by
-# CMake package and by pkg-config. So is docs/examples/train.c, which runs in every way.
+# CMake package and by pkg-config. So are docs/examples/train.c, which runs in every way, and gossip.c, which
+# needs the API of FSDP1 besides.
 # usage: install.sh cmake|pkgconfig BUILD [MPIEXEC]
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -41,7 +42,7 @@ cmake)
 pkgconfig)
     export PKG_CONFIG_PATH=$libdir/pkgconfig
     make -f "$here/pkgconfig/Makefile" SOURCE="$here/mesh_size.c" \
-        EXAMPLE="$here/../../docs/examples/train.c" >>"$work/log"
+        EXAMPLE="$here/../../docs/examples/train.c" GOSSIP="$here/../../docs/examples/gossip.c" >>"$work/log"
     ;;
 esac
 
@@ -51,10 +52,12 @@ for program in with_fsdp with_fsdp_static; do
     echo "$program: $printed"
     [ "$printed" = "a mesh of 6 ranks" ]
 done
-# The static program holds the library itself.
-if ldd ./with_fsdp_static | grep libfsdp; then
+# The static programs hold the library itself.
+if ldd ./with_fsdp_static ./gossip_fsdp_static | grep libfsdp; then
     exit 1
 fi
+./gossip_fsdp --threads 3
+./gossip_fsdp_static --threads 3
 
 # However it is launched, 20 steps, and a loss that falls; four ranks have the same numbers.
 train() {
