@@ -2,46 +2,16 @@
  * config.json of a model out of the key-value pairs of a GGUF file: the inverse of gguf_config.c. See
  * gguf_values.h.
  */
-#include "base/core/mem.h"
 #include "statedict/gguf_model/gguf_values.h"
+
+#include "base/core/mem.h"
+#include "statedict/models/models.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const struct gguf_model {
-    const char *architecture;
-    bool has_experts;
-    const char *type, *class_name;
-} models[] = {
-    {"llama", false, "llama", "LlamaForCausalLM"},
-    {"llama", true, "mixtral", "MixtralForCausalLM"},
-    {"qwen2", false, "qwen2", "Qwen2ForCausalLM"},
-    {"qwen3", false, "qwen3", "Qwen3ForCausalLM"},
-    {"qwen3moe", true, "qwen3_moe", "Qwen3MoeForCausalLM"},
-    {"gpt2", false, "gpt2", "GPT2LMHeadModel"},
-};
-
-/* Keys below the architecture, and their members: in GPT-2, where NULL is none, and elsewhere. */
-static const struct {
-    const char *key, *member, *gpt2;
-    bool is_needed;
-} members[] = {
-    {"block_count", "num_hidden_layers", "n_layer", true},
-    {"context_length", "max_position_embeddings", "n_positions", true},
-    {"embedding_length", "hidden_size", "n_embd", true},
-    {"feed_forward_length", "intermediate_size", "n_inner", false},
-    {"attention.head_count", "num_attention_heads", "n_head", true},
-    {"attention.head_count_kv", "num_key_value_heads", NULL, false},
-    {"attention.key_length", "head_dim", NULL, false},
-    {"attention.layer_norm_rms_epsilon", "rms_norm_eps", NULL, false},
-    {"attention.layer_norm_epsilon", NULL, "layer_norm_epsilon", false},
-    {"rope.freq_base", "rope_theta", NULL, false},
-    {"expert_used_count", "num_experts_per_tok", NULL, false},
-    {"expert_feed_forward_length", "moe_intermediate_size", NULL, false},
-};
 
 static const fsdp_value *find_value(const fsdp_sd *sd, const char *name)
 {
@@ -84,19 +54,34 @@ static void add_member(fsdp_text *out, const char *member, const fsdp_value *val
         add_float(out, value->as.f64);
 }
 
-static fsdp_status add_members(const fsdp_sd *sd, const struct gguf_model *model, fsdp_text *out,
+/* Numbers that every config.json needs. */
+static bool is_needed(const char *key)
+{
+    return strcmp(key, "block_count") == 0 || strcmp(key, "context_length") == 0 ||
+           strcmp(key, "embedding_length") == 0 || strcmp(key, "attention.head_count") == 0;
+}
+
+/* True for a key after that of the same member; vocab_size is that of the tensor. */
+static bool is_told(const fsdp_gguf_names *gguf, size_t at)
+{
+    for (size_t i = 0; i < at; i++)
+        if (strcmp(gguf->keys[i].member, gguf->keys[at].member) == 0)
+            return true;
+    return strcmp(gguf->keys[at].key, "vocab_size") == 0;
+}
+
+static fsdp_status add_members(const fsdp_sd *sd, const fsdp_gguf_names *gguf, fsdp_text *out,
                                fsdp_error *err)
 {
-    bool is_gpt2 = strcmp(model->architecture, "gpt2") == 0;
-    for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
-        const char *member = is_gpt2 ? members[i].gpt2 : members[i].member;
-        const fsdp_value *value = find_below(sd, model->architecture, members[i].key);
-        if (member && is_number(value))
-            add_member(out, member, value);
-        else if (members[i].is_needed)
+    for (size_t i = 0; i < gguf->key_count; i++) {
+        const fsdp_gguf_key *key = &gguf->keys[i];
+        const fsdp_value *value = find_below(sd, gguf->architecture, key->key);
+        if (is_number(value) && !is_told(gguf, i))
+            add_member(out, key->member, value);
+        else if (is_needed(key->key))
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "there is no number '%s.%s', which a config.json needs",
-                             model->architecture, members[i].key);
+                             gguf->architecture, key->key);
     }
     return FSDP_OK;
 }
@@ -155,15 +140,11 @@ static fsdp_status add_scaling(const fsdp_sd *sd, const char *architecture, fsdp
 }
 
 /* Members that follow from several pairs, or from tensors. */
-static void add_others(const fsdp_sd *sd, const struct gguf_model *model, fsdp_text *out)
+static void add_others(const fsdp_sd *sd, fsdp_text *out)
 {
     static const char *const tokens[][2] = {{"tokenizer.ggml.bos_token_id", "bos_token_id"},
                                             {"tokenizer.ggml.eos_token_id", "eos_token_id"},
                                             {"tokenizer.ggml.padding_token_id", "pad_token_id"}};
-    const fsdp_value *experts = find_below(sd, model->architecture, "expert_count");
-    if (model->has_experts && is_number(experts))
-        add_member(out, strcmp(model->type, "mixtral") == 0 ? "num_local_experts" : "num_experts",
-                   experts);
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
         if (is_number(find_value(sd, tokens[i][0])))
             add_member(out, tokens[i][1], find_value(sd, tokens[i][0]));
@@ -175,26 +156,77 @@ static void add_others(const fsdp_sd *sd, const struct gguf_model *model, fsdp_t
     fsdp_text_addf(out, ",\n  \"tie_word_embeddings\": %s", is_tied ? "true" : "false");
 }
 
-fsdp_status fsdp_gguf_config_text(const fsdp_sd *sd, fsdp_text *out, fsdp_error *err)
+static bool has_key(const fsdp_gguf_names *gguf, const char *key)
+{
+    for (size_t i = 0; i < gguf->key_count; i++)
+        if (strcmp(gguf->keys[i].key, key) == 0)
+            return true;
+    return false;
+}
+
+/* Adds a name to "gpt2, llama"; several families have one architecture. */
+static void add_known(fsdp_text *known, const char *architecture)
+{
+    if (!known->data || !strstr(known->data, architecture))
+        fsdp_text_addf(known, "%s%s", known->size > 0 ? ", " : "", architecture);
+}
+
+static fsdp_status refuse_architecture(const char *architecture, fsdp_arena *arena, fsdp_error *err)
+{
+    fsdp_text known = {0};
+    const fsdp_architecture *model;
+    fsdp_status st = fsdp_architecture_at(arena, 0, &model, err);
+    for (size_t i = 1; st == FSDP_OK && model; i++) {
+        if (model->gguf.architecture)
+            add_known(&known, model->gguf.architecture);
+        st = fsdp_architecture_at(arena, i, &model, err);
+    }
+    if (st == FSDP_OK)
+        st = known.failed
+                 ? fsdp_fail_memory(err, "a message")
+                 : fsdp_fail(err, FSDP_ERR_USAGE,
+                             "no config.json can be made of the architecture '%.60s': known are %s",
+                             architecture, known.data);
+    fsdp_text_release(&known);
+    return st;
+}
+
+/* Finds the family of the files of an architecture. One with experts has a key for their number. */
+static fsdp_status find_family(const fsdp_sd *sd, fsdp_arena *arena,
+                               const fsdp_architecture **family_out, fsdp_error *err)
 {
     const fsdp_value *named = find_value(sd, "general.architecture");
     const char *architecture =
         named && named->kind == FSDP_VALUE_STRING ? named->as.bytes.data : "";
     bool has_experts = is_number(find_below(sd, architecture, "expert_count"));
-    size_t i = 0, count = sizeof models / sizeof *models;
-    while (i < count && (strcmp(models[i].architecture, architecture) != 0 ||
-                         models[i].has_experts != has_experts))
-        i++;
-    if (i == count)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "no config.json can be made of the architecture '%.60s': known are llama, "
-                         "qwen2, qwen3, qwen3moe and gpt2",
-                         architecture);
+    for (size_t i = 0;; i++) {
+        FSDP_TRY(fsdp_architecture_at(arena, i, family_out, err));
+        if (!*family_out)
+            return refuse_architecture(architecture, arena, err);
+        const fsdp_gguf_names *gguf = &(*family_out)->gguf;
+        if (gguf->architecture && !gguf->one_way && strcmp(gguf->architecture, architecture) == 0 &&
+            has_key(gguf, "expert_count") == has_experts)
+            return FSDP_OK;
+    }
+}
+
+static fsdp_status add_config(const fsdp_sd *sd, fsdp_arena *arena, fsdp_text *out, fsdp_error *err)
+{
+    const fsdp_architecture *family;
+    FSDP_TRY(find_family(sd, arena, &family, err));
     fsdp_text_addf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
-                   models[i].class_name, models[i].type);
-    FSDP_TRY(add_members(sd, &models[i], out, err));
-    FSDP_TRY(add_scaling(sd, architecture, out, err));
-    add_others(sd, &models[i], out);
+                   family->class_name, family->model_type);
+    FSDP_TRY(add_members(sd, &family->gguf, out, err));
+    FSDP_TRY(add_scaling(sd, family->gguf.architecture, out, err));
+    add_others(sd, out);
     fsdp_text_addf(out, "\n}\n");
     return out->failed ? fsdp_fail_memory(err, "config.json") : FSDP_OK;
+}
+
+fsdp_status fsdp_gguf_config_text(const fsdp_sd *sd, fsdp_text *out, fsdp_error *err)
+{
+    fsdp_arena arena = {0};
+    fsdp_status st = add_config(sd, &arena, out, err);
+    fsdp_arena_release(&arena);
+    return st;
 }

@@ -3,7 +3,7 @@
  * convert_hf_to_gguf.py writes them: general.*, the numbers of the architecture, and the tokenizer.
  *
  *   gguf_pairs.c       lists of pairs
- *   gguf_config.c      config.json -> general.*, llama.*, qwen2.*, ...
+ *   gguf_config.c      config.json -> general.*, llama.*, qwen2.*, ... with the keys of the family
  *   gguf_tokenizer.c   tokenizer.json, tokenizer_config.json -> gguf_vocab.h; all pairs of a model
  *   gguf_sentencepiece.c   tokenizer.model -> gguf_vocab.h
  *   gguf_vocab.c       tokens, scores, merges -> tokenizer.ggml.*
@@ -15,6 +15,7 @@
 #ifndef FSDP_GGUF_VALUES_H
 #define FSDP_GGUF_VALUES_H
 
+#include "base/core/mem.h"
 #include "base/io/io.h"
 #include "base/text.h"
 #include <fsdp/sd.h>
@@ -39,8 +40,9 @@ fsdp_status fsdp_named_values_add_text(fsdp_named_values *values, const char *na
 
 /* A model's config.json, and the directory of its tokenizer, which names the model, too. */
 typedef struct fsdp_gguf_model {
-    const char *config, *config_path;
-    size_t config_size;
+    const fsdp_value *config;  /* fsdp_config_parse of the text */
+    const char *config_path;
+    fsdp_arena *arena;         /* for the description of its family, which tokens_out borrows */
     const char *directory;
     const fsdp_sd *sd;         /* its tensors under the names of GGUF, whose sizes count; NULL: not known */
     int64_t memory;            /* that its vocabulary may take, beside 32 MiB; 0: 256 MiB */

@@ -1,80 +1,20 @@
 /* Divisors of rotary frequencies: see rope_factors.h. */
 #include "statedict/gguf_model/rope_factors.h"
 
-#include "base/data/json.h"
+#include "statedict/models/config.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <string.h>
 
-enum { NUMBERS = 8 };
 static const double two_pi = 6.283185307179586;
 
-/* Members of config.json, and of its rope_scaling or rope_parameters. */
-static const char *const names[] = {"factor",           "low_freq_factor",
-                                    "high_freq_factor", "original_max_position_embeddings",
-                                    "rope_theta",       "head_dim",
-                                    "hidden_size",      "num_attention_heads",
-                                    "rope_type",        "type",
-                                    "rope_scaling",     "rope_parameters"};
-enum {
-    FACTOR,
-    LOW,
-    HIGH,
-    LENGTH,
-    THETA,
-    HEAD_DIM,
-    HIDDEN,
-    HEADS,
-    ROPE_TYPE,
-    TYPE,
-    SCALING,
-    PARAMETERS
-};
-
-typedef struct rope_config {
-    double numbers[NUMBERS]; /* 0: missing */
-    bool is_llama3;
-} rope_config;
-
-static fsdp_status read_type(fsdp_json *json, rope_config *config, fsdp_error *err)
-{
-    const char *type;
-    size_t size;
-    if (fsdp_json_peek(json) != FSDP_JSON_STRING)
-        return fsdp_json_skip(json, err);
-    FSDP_TRY(fsdp_json_string(json, &type, &size, err));
-    config->is_llama3 = config->is_llama3 || (size == 6 && memcmp(type, "llama3", 6) == 0);
-    return FSDP_OK;
-}
-
-/* Reads an object, and once the one inside it. */
-static fsdp_status read_members(fsdp_json *json, rope_config *config, bool is_inner,
-                                fsdp_error *err)
-{
-    fsdp_json_members members = {.names = names, .count = sizeof names / sizeof *names};
-    int which;
-    FSDP_TRY(fsdp_json_enter_object(json, err));
-    for (;;) {
-        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
-        if (which < 0)
-            return FSDP_OK;
-        fsdp_json_kind kind = fsdp_json_peek(json);
-        if (which < NUMBERS && kind == FSDP_JSON_NUMBER)
-            FSDP_TRY(fsdp_json_f64(json, &config->numbers[which], err));
-        else if (is_inner && (which == ROPE_TYPE || which == TYPE))
-            FSDP_TRY(read_type(json, config, err));
-        else if (!is_inner && which >= SCALING && kind == FSDP_JSON_OBJECT)
-            FSDP_TRY(read_members(json, config, true, err));
-        else
-            FSDP_TRY(fsdp_json_skip(json, err));
-    }
-}
+enum { FACTOR, LOW, HIGH, LENGTH, NUMBERS };
+static const char *const names[NUMBERS] = {"factor", "low_freq_factor", "high_freq_factor",
+                                           "original_max_position_embeddings"};
 
 /* Long waves are divided by the factor, short ones stay, those between are blended. */
-static float divisor_of(const rope_config *config, double frequency)
+static float divisor_of(const double numbers[NUMBERS], double frequency)
 {
-    const double *numbers = config->numbers;
     double wave = two_pi / frequency;
     if (wave < numbers[LENGTH] / numbers[HIGH])
         return 1;
@@ -84,37 +24,36 @@ static float divisor_of(const rope_config *config, double frequency)
     return (float)(1 / ((1 - smooth) / numbers[FACTOR] + smooth));
 }
 
-static fsdp_status check(const rope_config *config, double width, fsdp_error *err)
+/* The size of a head; 0: config.json does not tell. */
+static double head_width(const fsdp_value *config)
 {
-    for (int i = FACTOR; i <= LENGTH; i++)
-        if (!(config->numbers[i] > 0))
+    double width = 0, heads = 0, all = 0;
+    if (fsdp_config_real(config, "head_dim", &width) && width > 0)
+        return width;
+    (void)fsdp_config_real(config, "num_attention_heads", &heads);
+    (void)fsdp_config_real(config, "hidden_size", &all);
+    return heads > 0 ? all / heads : 0;
+}
+
+fsdp_status fsdp_rope_factors(const fsdp_value *config, float factors[FSDP_ROPE_MOST],
+                              int *count_out, fsdp_error *err)
+{
+    const fsdp_rope_config rope = fsdp_config_rope(config);
+    double numbers[NUMBERS] = {0}, width = head_width(config), theta = 0;
+    *count_out = 0;
+    if (strcmp(rope.type, "llama3") != 0)
+        return FSDP_OK;
+    for (int i = 0; i < NUMBERS; i++)
+        if (!fsdp_rope_real(&rope, names[i], &numbers[i]) || !(numbers[i] > 0))
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "config.json scales rotary frequencies as Llama 3.1 and has no '%s'",
                              names[i]);
     if (!(width >= 2 && width <= 2 * FSDP_ROPE_MOST))
         return fsdp_fail(err, FSDP_ERR_USAGE, "config.json has no size of a head");
-    return FSDP_OK;
-}
-
-fsdp_status fsdp_rope_factors(const char *text, size_t size, float factors[FSDP_ROPE_MOST],
-                              int *count_out, fsdp_error *err)
-{
-    rope_config config = {0};
-    fsdp_json json;
-    *count_out = 0;
-    fsdp_json_init(&json, text, size, "config.json");
-    fsdp_status st = read_members(&json, &config, false, err);
-    fsdp_json_release(&json);
-    if (st != FSDP_OK || !config.is_llama3)
-        return st;
-    const double *numbers = config.numbers;
-    double width = numbers[HEAD_DIM] > 0 ? numbers[HEAD_DIM]
-                   : numbers[HEADS] > 0  ? numbers[HIDDEN] / numbers[HEADS]
-                                         : 0;
-    double theta = numbers[THETA] > 0 ? numbers[THETA] : 10000;
-    FSDP_TRY(check(&config, width, err));
+    if (!fsdp_rope_real(&rope, "rope_theta", &theta) || !(theta > 0))
+        theta = 10000;
     *count_out = (int)(width / 2);
     for (int i = 0; i < *count_out; i++)
-        factors[i] = divisor_of(&config, pow(theta, -2 * i / width));
+        factors[i] = divisor_of(numbers, pow(theta, -2 * i / width));
     return FSDP_OK;
 }

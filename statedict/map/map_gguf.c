@@ -3,6 +3,7 @@
 
 #include "formats/frameworks.h"
 #include "statedict/gguf_model/rope_factors.h"
+#include "statedict/models/config.h"
 
 #include <string.h>
 
@@ -60,15 +61,13 @@ static fsdp_status add_pairs(fsdp_derivation *derivation, const fsdp_named_value
 }
 
 /* llama.cpp reads the scaling of rotary frequencies from a tensor. */
-static fsdp_status add_rope(fsdp_derivation *derivation, const fsdp_map_request *request,
-                            fsdp_error *err)
+static fsdp_status add_rope(fsdp_derivation *derivation, const fsdp_value *config, fsdp_error *err)
 {
     static const char name[] = "rope_freqs.weight";
     float factors[FSDP_ROPE_MOST];
     int count = 0;
     const fsdp_derived *tensor = NULL;
-    if (request->config)
-        FSDP_TRY(fsdp_rope_factors(request->config, request->config_size, factors, &count, err));
+    FSDP_TRY(fsdp_rope_factors(config, factors, &count, err));
     if (count == 0)
         return FSDP_OK;
     FSDP_TRY(fsdp_derive_constant(fsdp_derivation_arena(derivation), FSDP_F32, count, factors,
@@ -76,30 +75,27 @@ static fsdp_status add_rope(fsdp_derivation *derivation, const fsdp_map_request 
     return fsdp_derivation_add(derivation, (fsdp_derived_name){name, sizeof name - 1}, tensor, err);
 }
 
+/* model has its config.json, for which there may be no text. */
 static fsdp_status read_pairs(const fsdp_map_request *request, const fsdp_checkpoint *base,
-                              fsdp_named_values *pairs, fsdp_gguf_found *tokenizer_out,
-                              fsdp_error *err)
+                              fsdp_gguf_model *model, fsdp_named_values *pairs,
+                              fsdp_gguf_found *tokenizer_out, fsdp_error *err)
 {
     char *beside = NULL;
     const char *path = base->path;
-    fsdp_gguf_model model = {.config = request->config,
-                             .config_path =
-                                 request->config_path ? request->config_path : "config.json",
-                             .config_size = request->config_size,
-                             .sd = base->manifest.sd,
-                             .directory = request->opts->copy_from,
-                             .memory = request->opts->memory};
-    if (!model.directory)
+    model->sd = base->manifest.sd;
+    model->directory = request->opts->copy_from;
+    model->memory = request->opts->memory;
+    if (!model->directory)
         FSDP_TRY(fsdp_framework_config(request->io, path, &beside, err));
-    model.directory = model.directory ? model.directory : beside;
+    model->directory = model->directory ? model->directory : beside;
     fsdp_status st =
-        model.directory && model.config
-            ? fsdp_gguf_values(request->io, &model, pairs, tokenizer_out, err)
+        model->directory && request->config
+            ? fsdp_gguf_values(request->io, model, pairs, tokenizer_out, err)
             : fsdp_fail(err, FSDP_ERR_USAGE,
                         "a GGUF file needs the config.json and the tokenizer of its model, and "
                         "none lies %s '%s': --copy-from DIR names them",
-                        model.directory ? "in" : "beside",
-                        model.directory ? model.directory : path);
+                        model->directory ? "in" : "beside",
+                        model->directory ? model->directory : path);
     fsdp_free(beside);
     return st;
 }
@@ -111,7 +107,18 @@ fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype 
     fsdp_named_values pairs = {0};
     fsdp_derivation *derivation = NULL;
     fsdp_checkpoint *base = *checkpoint;
-    fsdp_status st = read_pairs(request, base, &pairs, tokenizer_out, err);
+    fsdp_arena arena = {0};
+    fsdp_value config = {0};
+    fsdp_gguf_model model = {.config = &config,
+                             .config_path =
+                                 request->config_path ? request->config_path : "config.json",
+                             .arena = &arena};
+    fsdp_status st = FSDP_OK;
+    if (request->config)
+        st = fsdp_config_parse(&arena, request->config, request->config_size, model.config_path,
+                               &config, err);
+    if (st == FSDP_OK)
+        st = read_pairs(request, base, &model, &pairs, tokenizer_out, err);
     if (st == FSDP_OK) {
         *checkpoint = NULL;
         st = fsdp_derivation_begin(base, &derivation, err);
@@ -119,7 +126,8 @@ fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype 
     if (st == FSDP_OK)
         st = add_pairs(derivation, &pairs, dtype, err);
     if (st == FSDP_OK)
-        st = add_rope(derivation, request, err);
+        st = add_rope(derivation, &config, err);
+    fsdp_arena_release(&arena);
     fsdp_named_values_release(&pairs);
     if (st == FSDP_OK)
         return fsdp_derivation_finish(derivation, checkpoint, err);

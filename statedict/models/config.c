@@ -219,6 +219,12 @@ const fsdp_value *fsdp_config_at(const fsdp_value *object, const char *name)
     return found && found->kind != FSDP_VALUE_NULL ? found : NULL;
 }
 
+bool fsdp_config_is_null(const fsdp_value *object, const char *name)
+{
+    const fsdp_value *found = find_member(object, name);
+    return found && found->kind == FSDP_VALUE_NULL;
+}
+
 /* False, and nothing is copied, when the value is NULL or no number. */
 static bool copy_real(const fsdp_value *value, double *number_out)
 {
@@ -248,6 +254,32 @@ static const char *word_of(const fsdp_value *value)
 const char *fsdp_config_word(const fsdp_value *object, const char *name)
 {
     return word_of(fsdp_config_at(object, name));
+}
+
+/* --- rotary positions ----------------------------------------------------------------------------- */
+
+fsdp_rope_config fsdp_config_rope(const fsdp_value *config)
+{
+    fsdp_rope_config rope = {.places = {fsdp_config_at(config, "rope_parameters"),
+                                        fsdp_config_at(config, "rope_scaling"), config}};
+    for (size_t i = 0; i < 2; i++) {
+        const fsdp_value *place = rope.places[i];
+        bool is_object = place && place->kind == FSDP_VALUE_DICT;
+        rope.type = rope.type ? rope.type : fsdp_config_word(place, "rope_type");
+        rope.type = rope.type ? rope.type : fsdp_config_word(place, "type");
+        for (size_t item = 1; is_object && item < place->as.list.count; item += 2)
+            rope.differs = rope.differs || place->as.list.items[item].kind == FSDP_VALUE_DICT;
+    }
+    rope.type = rope.type ? rope.type : "default";
+    return rope;
+}
+
+bool fsdp_rope_real(const fsdp_rope_config *rope, const char *name, double *number_out)
+{
+    for (size_t i = 0; i < sizeof rope->places / sizeof *rope->places; i++)
+        if (fsdp_config_real(rope->places[i], name, number_out))
+            return true;
+    return false;
 }
 
 /* --- the kind of model ---------------------------------------------------------------------------- */

@@ -21,10 +21,24 @@ fsdp_status fsdp_config_parse(fsdp_arena *arena, const char *text, size_t size, 
 
 /* A member of an object; NULL where it is absent or null, or where object is NULL or of another kind. */
 const fsdp_value *fsdp_config_at(const fsdp_value *object, const char *name);
+/* True for a member that is there and null. */
+bool fsdp_config_is_null(const fsdp_value *object, const char *name);
 /* Copies a number, a boolean as 0 or 1; false when the member is neither. */
 bool fsdp_config_real(const fsdp_value *object, const char *name, double *number_out);
 /* A text without zero bytes; NULL when the member is none. */
 const char *fsdp_config_word(const fsdp_value *object, const char *name);
+
+/* Rotary positions, in the spelling of transformers 5 (rope_parameters) or 4 (rope_scaling next to the
+ * numbers of the model). */
+typedef struct fsdp_rope_config {
+    const char *type;          /* "default" where nothing else is said */
+    bool differs;              /* between types of layers: rope_parameters has an object for each */
+    const fsdp_value *places[3];   /* the objects that may have a number, the first one before others */
+} fsdp_rope_config;
+/* Borrows config. */
+fsdp_rope_config fsdp_config_rope(const fsdp_value *config);
+/* Copies a number of rotary positions ("rope_theta", "factor"); false when there is none. */
+bool fsdp_rope_real(const fsdp_rope_config *rope, const char *name, double *number_out);
 
 /* The members that a config.json of any model has. */
 typedef struct fsdp_model_kind {

@@ -22,6 +22,7 @@ enum {
     MEMBERS_MOST = 128,
     ROWS_MOST = 256,
     KEYS_MOST = 48,
+    FIXED_MOST = 16,
     BASES_MOST = 4,
     LIKE_DEPTH = 8
 };
@@ -33,6 +34,7 @@ typedef struct model_reader {
     fsdp_config_member *members;
     fsdp_tensor_row *rows;
     fsdp_gguf_key *keys;
+    fsdp_gguf_fixed *fixed;
     const char **bases;
     int depth; /* of `like` */
 } model_reader;
@@ -135,6 +137,7 @@ static fsdp_status read_member(model_lines *lines, fsdp_member_kind kind, fsdp_e
     return FSDP_OK;
 }
 
+/* A key that comes again moves to the end: files have keys in this order. */
 static fsdp_status read_key(model_lines *lines, fsdp_error *err)
 {
     model_reader *reader = lines->reader;
@@ -149,8 +152,25 @@ static fsdp_status read_key(model_lines *lines, fsdp_error *err)
         return fail(lines, "there are too many keys", NULL, err);
     if (!fsdp_architecture_member(reader->model, member, strlen(member)))
         return fail(lines, "no line 'member', 'real' or 'word' has the name", member, err);
-    reader->keys[at] = (fsdp_gguf_key){key, member};
-    gguf->key_count += at == gguf->key_count;
+    if (at < gguf->key_count)
+        memmove(reader->keys + at, reader->keys + at + 1,
+                (--gguf->key_count - at) * sizeof *reader->keys);
+    reader->keys[gguf->key_count++] = (fsdp_gguf_key){key, member};
+    return FSDP_OK;
+}
+
+static fsdp_status read_fixed(model_lines *lines, fsdp_error *err)
+{
+    model_reader *reader = lines->reader;
+    fsdp_gguf_names *gguf = &reader->model->gguf;
+    const char *member = take_word(lines), *sign = take_word(lines), *number = take_word(lines);
+    if (strcmp(sign, "=") != 0 || !*number)
+        return fail(lines, "a fixed number is MEMBER = NUMBER", NULL, err);
+    if (gguf->fixed_count == FIXED_MOST)
+        return fail(lines, "there are too many fixed numbers", NULL, err);
+    if (!fsdp_architecture_member(reader->model, member, strlen(member)))
+        return fail(lines, "no line 'member', 'real' or 'word' has the name", member, err);
+    reader->fixed[gguf->fixed_count++] = (fsdp_gguf_fixed){member, number};
     return FSDP_OK;
 }
 
@@ -334,6 +354,8 @@ static fsdp_status read_line(model_lines *lines, fsdp_error *err)
         FSDP_TRY(read_window(lines, err));
     else if (strcmp(word, "key") == 0)
         FSDP_TRY(read_key(lines, err));
+    else if (strcmp(word, "fixed") == 0)
+        FSDP_TRY(read_fixed(lines, err));
     else if (*word)
         return fail(lines, "unknown word", word, err);
     const char *more = take_word(lines);
@@ -397,17 +419,20 @@ fsdp_status fsdp_architecture_parse(fsdp_arena *arena, const char *name, const c
         .members = fsdp_arena_alloc(arena, MEMBERS_MOST, sizeof *reader.members),
         .rows = fsdp_arena_alloc(arena, ROWS_MOST, sizeof *reader.rows),
         .keys = fsdp_arena_alloc(arena, KEYS_MOST, sizeof *reader.keys),
+        .fixed = fsdp_arena_alloc(arena, FIXED_MOST, sizeof *reader.fixed),
         .bases = fsdp_arena_alloc(arena, BASES_MOST, sizeof *reader.bases),
     };
     *architecture_out = NULL;
-    if (!reader.model || !reader.members || !reader.rows || !reader.keys || !reader.bases)
+    if (!reader.model || !reader.members || !reader.rows || !reader.keys || !reader.fixed ||
+        !reader.bases)
         return fsdp_fail_memory(err, "a description of a model");
     *reader.model = (fsdp_architecture){.model_type = name,
                                         .spellings = 1,
                                         .members = reader.members,
                                         .rows = reader.rows,
                                         .bases = reader.bases,
-                                        .gguf.keys = reader.keys};
+                                        .gguf.keys = reader.keys,
+                                        .gguf.fixed = reader.fixed};
     FSDP_TRY(read_text(&reader, name, text, err));
     *architecture_out = reader.model;
     return FSDP_OK;

@@ -52,6 +52,11 @@ typedef struct fsdp_gguf_key {
     const char *key, *member;
 } fsdp_gguf_key;
 
+/* A member for which llama.cpp computes with one number, whatever config.json says. */
+typedef struct fsdp_gguf_fixed {
+    const char *member, *number;
+} fsdp_gguf_fixed;
+
 typedef enum fsdp_window_use { FSDP_WINDOW_NEVER, FSDP_WINDOW_ALWAYS, FSDP_WINDOW_IF_USED } fsdp_window_use;
 
 /* The model as llama.cpp knows it. */
@@ -61,8 +66,10 @@ typedef struct fsdp_gguf_names {
     const char *pre;           /* the pattern of words of its tokenizer */
     const char *activations;   /* those that llama.cpp computes, with '|' between them */
     fsdp_window_use window;    /* whether transformers gives it a sliding window */
-    const fsdp_gguf_key *keys;
+    const fsdp_gguf_key *keys; /* in the order of a file */
     size_t key_count;
+    const fsdp_gguf_fixed *fixed;
+    size_t fixed_count;
 } fsdp_gguf_names;
 
 typedef struct fsdp_architecture {

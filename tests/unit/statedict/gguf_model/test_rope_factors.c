@@ -1,6 +1,8 @@
 /* Divisors of rotary frequencies, compared with those of transformers 5.23. */
 #include "statedict/gguf_model/rope_factors.h"
 
+#include "statedict/models/config.h"
+
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
@@ -11,7 +13,13 @@ static fsdp_error err;
 
 static fsdp_status compute(const char *config)
 {
-    return fsdp_rope_factors(config, strlen(config), factors, &count, &err);
+    fsdp_arena arena = {0};
+    fsdp_value json;
+    fsdp_status st = fsdp_config_parse(&arena, config, strlen(config), "config.json", &json, &err);
+    if (st == FSDP_OK)
+        st = fsdp_rope_factors(&json, factors, &count, &err);
+    fsdp_arena_release(&arena);
+    return st;
 }
 
 #define SCALING                                                              \

@@ -123,6 +123,19 @@ Test(models, take_over_what_another_one_has)
     cr_expect_null(model->form, "only its own text says what the trainer computes");
 }
 
+Test(models, order_keys_as_files_have_them)
+{
+    const fsdp_architecture *model = parse("member a\nreal b = 2\nkey k.a = a\nkey k.b = b\n"
+                                           "key k.a = b\nfixed a = 1\nfixed b = 0.5\n");
+    const fsdp_gguf_names *gguf = &model->gguf;
+    cr_assert(gguf->key_count == 2 && gguf->fixed_count == 2);
+    cr_expect_str_eq(gguf->keys[0].key, "k.b");
+    cr_expect_str_eq(gguf->keys[1].key, "k.a", "a key that comes again is the last one");
+    cr_expect_str_eq(gguf->keys[1].member, "b");
+    cr_expect_str_eq(gguf->fixed[1].member, "b");
+    cr_expect_str_eq(gguf->fixed[1].number, "0.5");
+}
+
 Test(models, may_have_a_name_twice)
 {
     const fsdp_architecture *model = parse("tensor a [1] when 1\ntensor a [2] when 0\n");
@@ -145,6 +158,8 @@ Test(models, name_the_line_of_a_fault)
         {"like llama\n\nkey a = b\n",
          "toy.model:3: no line 'member', 'real' or 'word' has the name 'b'"},
         {"key a\n", "toy.model:1: a key of GGUF is"},
+        {"fixed a\n", "toy.model:1: a fixed number is"},
+        {"fixed a = 1\n", "toy.model:1: no line 'member', 'real' or 'word' has the name 'a'"},
         {"window open\n", "toy.model:1: a window is never, always or if-used, not 'open'"},
         {"gguf llama two-way\n",
          "toy.model:1: after the name only 'one-way' may follow, not 'two-way'"},
@@ -210,6 +225,32 @@ Test(models, read_config_json_once)
     cr_expect_null(fsdp_config_at(list, "a"));
     cr_expect_null(fsdp_config_word(&config, "f"), "a text with a zero byte is no word");
     cr_expect_str_eq(fsdp_config_word(&config, "i"), "j");
+}
+
+Test(models, read_rotary_positions_of_either_version)
+{
+    fsdp_value config;
+    double number = 0;
+    cr_assert_eq(read_config("{\"rope_theta\": 1, \"factor\": 3, \"rope_parameters\": "
+                             "{\"rope_type\": \"yarn\", \"rope_theta\": 2}}",
+                             &config),
+                 FSDP_OK, "%s", err.text);
+    fsdp_rope_config rope = fsdp_config_rope(&config);
+    cr_expect_str_eq(rope.type, "yarn");
+    cr_expect(fsdp_rope_real(&rope, "rope_theta", &number) && number == 2, "5's come first");
+    cr_expect(fsdp_rope_real(&rope, "factor", &number) && number == 3);
+    cr_expect(!rope.differs && !fsdp_rope_real(&rope, "mscale", &number));
+    cr_assert_eq(
+        read_config("{\"rope_theta\": 1, \"rope_scaling\": {\"type\": \"linear\"}}", &config),
+        FSDP_OK);
+    rope = fsdp_config_rope(&config);
+    cr_expect_str_eq(rope.type, "linear");
+    cr_expect(fsdp_rope_real(&rope, "rope_theta", &number) && number == 1);
+    cr_assert_eq(read_config("{\"rope_parameters\": {\"a\": {\"rope_theta\": 7}}}", &config),
+                 FSDP_OK);
+    rope = fsdp_config_rope(&config);
+    cr_expect(rope.differs && !fsdp_rope_real(&rope, "rope_theta", &number));
+    cr_expect_str_eq(rope.type, "default");
 }
 
 Test(models, refuse_a_config_json_that_is_none)
