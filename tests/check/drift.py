@@ -1,4 +1,5 @@
-"""Checks that lists in the pages hold what rooms.py lists: docs/runtime.md has a row per room of runtime.
+"""Checks that lists in the pages hold what the tree has: docs/runtime.md a row per room of runtime,
+docs/models.md the model_types of statedict/models/builtin, docs/maps.md the maps of statedict/map/builtin.
 
 usage: drift.py REPOSITORY
 """
@@ -9,16 +10,43 @@ from pathlib import Path
 
 from rooms import ROOMS
 
-PAGE = Path(sys.argv[1]) / "docs" / "runtime.md"
+ROOT = Path(sys.argv[1])
+
+
+def rows():
+    """What docs/runtime.md has a row for, and the rooms."""
+    listed = re.findall(r"^\| `(\w+)/` \|", (ROOT / "docs/runtime.md").read_text(), re.M)
+    return set(listed), set(ROOMS["runtime"]) - {"."}
+
+
+def families():
+    page = (ROOT / "docs/models.md").read_text()
+    listed = re.search(r"^## Families\n(.*?)^## ", page, re.M | re.S)
+    described = set()
+    for path in (ROOT / "statedict/models/builtin").glob("*.model"):
+        for types in re.findall(r"^type (.+)$", path.read_text(), re.M):
+            described |= set(types.split("#")[0].split())
+    return set(re.findall(r"`(\w+)`", listed[1] if listed else "")) - {"model_type"}, described
+
+
+def maps():
+    page = (ROOT / "docs/maps.md").read_text().split("## Built-in maps")[-1]
+    cells = " ".join(re.findall(r"^\| (`.*?) \|", page, re.M))
+    there = (ROOT / "statedict/map/builtin").glob("*.map")
+    return set(re.findall(r"`([\w-]+)`", cells)), {path.stem for path in there}
 
 
 def main():
-    rows = set(re.findall(r"^\| `(\w+)/` \|", PAGE.read_text(), re.M))
-    rooms = set(ROOMS["runtime"]) - {"."}
-    problems = [f"docs/runtime.md has no row for the room {room}" for room in sorted(rooms - rows)]
-    problems += [f"docs/runtime.md has a row for {row}, which is not a room" for row in sorted(rows - rooms)]
-    print("\n".join(problems) or f"{len(rooms)} rooms have a row")
-    return 1 if problems or not rooms else 0
+    problems, count = [], 0
+    for page, find in {"runtime": rows, "models": families, "maps": maps}.items():
+        listed, there = find()
+        count += len(there)
+        problems += [f"docs/{page}.md does not list {name}" for name in sorted(there - listed)]
+        problems += [f"docs/{page}.md lists {name}, which is not there" for name in sorted(listed - there)]
+        if not there:
+            problems.append(f"nothing was found that docs/{page}.md lists")
+    print("\n".join(problems) or f"{count} rooms, families and maps are listed")
+    return 1 if problems else 0
 
 
 sys.exit(main())

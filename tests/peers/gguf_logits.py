@@ -3,13 +3,15 @@
 usage: gguf_logits.py CONVERT
 
 transformers reads the weights and the key-value pairs of llama.cpp. It does not read the factors of Llama 3's
-scaled rotary frequencies, so the models here have none; unit_map compares those numbers.
+scaled rotary frequencies, so the models here have none; unit_map compares those numbers. Families whose GGUF
+it does not read come back as transformers' model, and their tensors have the names of gguf-py.
 """
 
 import subprocess
 import tempfile
 from pathlib import Path
 
+import gguf
 import torch
 import transformers
 from maps_common import CONVERT, logits
@@ -21,6 +23,11 @@ MODELS = {
     "llama with other heads": (transformers.LlamaConfig, {"head_dim": 16, "rms_norm_eps": 1e-5}),
     "qwen2": (transformers.Qwen2Config, {"rope_theta": 50000.0}),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 128}),  # transformers reads no other one
+}
+CIRCLES = {
+    "granite": (transformers.GraniteConfig, {"embedding_multiplier": 12.0, "logits_scaling": 8.0,
+                                             "attention_multiplier": 0.25, "residual_multiplier": 0.5}),
+    "olmo2": (transformers.Olmo2Config, {"rope_theta": 500000.0}),
 }
 EXACT, ROUNDED = 1e-5, 0.1
 
@@ -47,7 +54,31 @@ def check(name, folder):
     return exact
 
 
+def come_back(name, folder):
+    kind, more = CIRCLES[name]
+    torch.manual_seed(len(name))
+    model = transformers.AutoModelForCausalLM.from_config(kind(**SIZES, **more))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.1)
+    model.save_pretrained(folder / "hf")
+    for source, target in ("hf", "model.gguf"), ("model.gguf", "again"):
+        subprocess.run([CONVERT, folder / source, folder / target, "-q"], check=True)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[name.upper()], SIZES["num_hidden_layers"])
+    wanted = {names.get_name(one, try_suffixes=(".weight", ".bias")) for one in model.state_dict()}
+    made = {tensor.name for tensor in gguf.GGUFReader(folder / "model.gguf").tensors}
+    assert made == wanted, (name, made ^ wanted)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder / "again", dtype=torch.float32)
+    assert type(loaded) is type(model)
+    exact = (logits(loaded) - logits(model)).abs().max().item()
+    assert exact <= EXACT, (name, exact)
+    return exact
+
+
 def main():
+    for name in CIRCLES:
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"{name}: {come_back(name, Path(folder)):.1e}")
     for name in MODELS:
         with tempfile.TemporaryDirectory() as folder:
             print(f"{name}: {check(name, Path(folder)):.1e}")

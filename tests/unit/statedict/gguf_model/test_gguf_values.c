@@ -228,11 +228,10 @@ Test(gguf_values, numbers_that_a_config_leaves_out_are_those_of_the_family)
         const char *type, *architecture;
         double epsilon, theta;
         int64_t experts;
-    } families[] = {{"llama", "llama", 1e-6, 1e4, -1},
-                    {"mistral", "llama", 1e-6, 1e4, -1},
-                    {"mixtral", "llama", 1e-5, 1e6, 2},
-                    {"qwen2", "qwen2", 1e-6, 1e4, -1},
-                    {"qwen3_moe", "qwen3moe", 1e-6, 1e4, 8}};
+    } families[] = {{"llama", "llama", 1e-6, 1e4, -1},       {"mistral", "llama", 1e-6, 1e4, -1},
+                    {"mixtral", "llama", 1e-5, 1e6, 2},      {"qwen2", "qwen2", 1e-6, 1e4, -1},
+                    {"qwen3_moe", "qwen3moe", 1e-6, 1e4, 8}, {"granite", "granite", 1e-6, 1e4, -1},
+                    {"olmo2", "olmo2", 1e-5, 1e4, -1}};
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
         char key[64];
         cr_assert_eq(read_with(families[i].type, "\"sliding_window\": null"), FSDP_OK, "%s",
@@ -254,6 +253,18 @@ Test(gguf_values, numbers_that_a_config_leaves_out_are_those_of_the_family)
              "\"num_attention_heads\": 4, \"max_position_embeddings\": 32768}";
     cr_assert_eq(read_all(), FSDP_ERR_USAGE);
     cr_assert(strstr(err.text, "sliding_window 4096 in a context of 32768"), "%s", err.text);
+}
+
+Test(gguf_values, granite_has_scales_of_its_own)
+{
+    cr_assert_eq(read_with("granite", "\"embedding_multiplier\": 12.0, \"logits_scaling\": 8, "
+                                      "\"attention_multiplier\": 0.25"),
+                 FSDP_OK, "%s", err.text);
+    cr_assert_eq(find("granite.embedding_scale")->as.f64, 12);
+    cr_assert_eq(find("granite.logit_scale")->as.f64, 8);
+    cr_assert_eq(find("granite.attention.scale")->as.f64, 0.25);
+    cr_assert_eq(find("granite.residual_scale")->as.f64, 1, "transformers' own");
+    cr_assert_str_eq(text_of(find("general.architecture")), "granite");
 }
 
 Test(gguf_values, yarn_has_the_length_before_it)
