@@ -125,10 +125,10 @@ static fsdp_status check_copies(const fsdp_async_saver *saver, const fsdp_error 
     }
     for (int i = 0; i < saver->world->size; i++)
         if (saver->all_equal[i] == MODEL_IS_MISSING)
-            return fsdp_fail(err, FSDP_ERR_PEER,
-                             "rank %d could not copy its state from the device: its message has "
-                             "the reason",
-                             i);
+            return fsdp_fail(
+                err, FSDP_ERR_PEER,
+                "rank %d could not copy its state from the device: its message gives the reason",
+                i);
     return FSDP_OK;
 }
 

@@ -136,7 +136,7 @@ static fsdp_status check_spec(const fsdp_model *model, const fsdp_param_spec *sp
     if (size == 0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has an unknown dtype", spec->name);
     if (spec->ndim > FSDP_PARAM_DIMS)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has %d dims, at most %d are possible",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has %d dims, at most %d are allowed",
                          spec->name, spec->ndim, FSDP_PARAM_DIMS);
     if (!spec->is_buffer)
         FSDP_TRY(check_param_shape(spec, err));

@@ -114,7 +114,7 @@ fsdp_status fsdp_snapshot_open(fsdp_snapshot *snapshot, const fsdp_snapshot_opts
         if (!failed && (failed = pthread_cond_init(&snapshot->changed, NULL)))
             pthread_mutex_destroy(&snapshot->lock);
         if (failed)
-            return fsdp_fail_errno(err, failed, "cannot make the lock of a copy of the state");
+            return fsdp_fail_errno(err, failed, "cannot create the lock of a copy of the state");
         snapshot->has_lock = true;
         FSDP_TRY(ops->stream_create(opts->view->device, "staging", &snapshot->stream, err));
     }

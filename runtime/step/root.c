@@ -669,9 +669,9 @@ fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp
 {
     FSDP_NEED(err, model, root_out);
     if (model->root)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the model has a root already; free that root and everything that was "
-                         "made of it first");
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "the model already has a root; free that root and everything made from it first");
     fsdp_ctl *ctl = fsdp_world_ctl(model->world);
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_create");
     fsdp_status status = create(model, opts, root_out, err);

@@ -294,7 +294,7 @@ fsdp_status fsdp_unit_post_backward(fsdp_unit *unit, fsdp_error *err)
 static fsdp_status check_member(const fsdp_unit *unit, size_t member, fsdp_error *err)
 {
     if (member >= unit->member_count)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s has %zu members, there is no member %zu",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s has %zu members; member %zu does not exist",
                          unit->name, unit->member_count, member);
     return FSDP_OK;
 }
@@ -602,8 +602,9 @@ fsdp_status fsdp_root_begin_microbatch(fsdp_root *root, int64_t i, int64_t n, fs
     FSDP_NEED(err, root);
     FSDP_TRY(fsdp_root_ready(root, err));
     if (i < 0 || i >= n)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "no microbatch %lld of %lld: the first is 0",
-                         (long long)i, (long long)n);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "microbatch %lld of %lld does not exist: the first is 0", (long long)i,
+                         (long long)n);
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "begin_microbatch came inside a step: end_backward comes before it");

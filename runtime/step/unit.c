@@ -442,7 +442,7 @@ static fsdp_status check_is_free(const fsdp_model *model, const char *prefix, fs
     for (size_t i = 0; i < model->unit_count; i++)
         for (size_t m = 0; m < model->units[i]->member_count; m++)
             if (strcmp(model->units[i]->prefixes[m], prefix) == 0)
-                return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is in unit '%s' already", prefix,
+                return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is already in unit '%s'", prefix,
                                  model->units[i]->name);
     return FSDP_OK;
 }

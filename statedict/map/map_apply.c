@@ -290,7 +290,7 @@ static fsdp_status apply_rule(map_run *run, fsdp_error *err)
         FSDP_TRY(follow_step(run, i, err));
     if (run->lists[steps] != run->to_count)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the steps make %d tensors, and the other side has %d names",
+                         "the steps make %d tensors, but the other side has %d names",
                          run->lists[steps], run->to_count);
     for (size_t i = 0; i < run->bindings[steps].count; i++)
         for (int k = 0; k < run->to_count; k++)

@@ -23,8 +23,9 @@ fsdp_status fsdp_map_builtin(const char *name, fsdp_map **map_out, fsdp_error *e
         }
         fsdp_text_addf(&names, "%s%s", i > 0 ? ", " : "", map->name);
     }
-    (void)fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is no file and no built-in map; those are %.*s",
-                    name, (int)names.size, names.data ? names.data : "");
+    (void)fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                    "'%s' is neither a file nor a built-in map; built-in maps are %.*s", name,
+                    (int)names.size, names.data ? names.data : "");
     fsdp_text_release(&names);
     return FSDP_ERR_NOT_FOUND;
 }

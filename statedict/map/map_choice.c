@@ -285,8 +285,8 @@ static fsdp_status check_optim(const map_choice *choice, const map_way *way, fsd
             continue;
         if (fsdp_map_takes_moment(way->map, way->from_right, entry, choice->root_size))
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "the map '%s' changes the model and not '%s', a moment of its "
-                             "optimizer: --only model leaves the optimizer out",
+                             "the map '%s' changes the model but not '%s', a moment of its "
+                             "optimizer; --only model leaves the optimizer out",
                              fsdp_map_name(way->map),
                              fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
     }
@@ -312,7 +312,7 @@ static fsdp_status choose_any(map_choice *choice, map_way *way, fsdp_error *err)
     return way->map || way->is_short || !map || strcmp(map, "none") == 0
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_USAGE,
-                           "no name in '%s' is one of the map '%s': fsdp-ls lists them",
+                           "no name in '%s' matches the map '%s'; fsdp-ls lists the names",
                            choice->from->path, map);
 }
 
@@ -460,8 +460,8 @@ static fsdp_status check_target(const map_choice *choice, const map_way *way, fs
     if (!request->target->caps.needs_config)
         return FSDP_OK; /* a note names the map */
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "a GGUF file needs the config.json of its model, with a model_type, and "
-                     "none lies beside '%s': --copy-from DIR names one",
+                     "a GGUF file needs the config.json of its model, with a model_type, and '%s' "
+                     "has none next to it; --copy-from DIR names one",
                      choice->from->path);
 }
 

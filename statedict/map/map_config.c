@@ -24,8 +24,8 @@ static fsdp_status from_gguf(const fsdp_checkpoint *checkpoint, fsdp_text *out, 
     const fsdp_sd *sd = checkpoint->manifest.sd;
     if (fsdp_sd_find(sd, scaling, sizeof scaling - 1) >= 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has scaled rotary frequencies ('%s'), of which config.json needs "
-                         "the original numbers: --copy-from DIR names the model's",
+                         "'%s' has scaled rotary frequencies ('%s'), and config.json needs their "
+                         "original numbers; --copy-from DIR names the model's",
                          checkpoint->path, scaling);
     if (fsdp_gguf_config_text(sd, out, NULL) != FSDP_OK)
         fsdp_text_release(out); /* of a model that has no loader, whose tensors are written alone */

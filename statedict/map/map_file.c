@@ -558,7 +558,7 @@ fsdp_status fsdp_map_parse(const char *text, size_t size, const char *path, fsdp
     map->name = map->path ? name_of(map) : NULL;
     fsdp_status st = !map->name ? no_memory(err)
                      : memchr(text, '\0', size)
-                         ? fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is no text", path)
+                         ? fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is not a text", path)
                          : read_map(&reader, err);
     if (st != FSDP_OK) {
         fsdp_map_free(map);

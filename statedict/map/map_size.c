@@ -156,8 +156,8 @@ static fsdp_status compute_size(const map_sizes *sizes, const map_size *size, in
     return known->state == MAP_SIZE_KNOWN
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_USAGE,
-                           "the size '%s' is not known: neither the checkpoint nor a config.json "
-                           "has %s; --size %s=NUMBER gives it",
+                           "the size '%s' is unknown: neither the checkpoint nor a config.json has "
+                           "%s; --size %s=NUMBER gives it",
                            size->name, size->sources, size->name);
 }
 
@@ -173,7 +173,7 @@ static fsdp_status compute_name(const map_sizes *sizes, const char *name, size_t
         config_number(sizes->call, name, size, value_out))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "the number '%.*s' is not known; --size %.*s=NUMBER gives it", (int)size, name,
+                     "the number '%.*s' is unknown; --size %.*s=NUMBER gives it", (int)size, name,
                      (int)size, name);
 }
 

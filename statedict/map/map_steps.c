@@ -142,7 +142,7 @@ static fsdp_status make_join(map_run *run, int number, int list, const map_bindi
                         ? run->lists[number - 1]
                         : map_bindings_count(&run->bindings[number - 1], binding, step->variable);
     if (count == 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "there is nothing to join in dim %d", step->dim);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "nothing to join in dim %d", step->dim);
     const fsdp_derived **parts = fsdp_alloc((size_t)count, sizeof(void *));
     map_binding one = *binding;
     fsdp_status st = parts ? FSDP_OK : fsdp_fail_memory(err, "a map");

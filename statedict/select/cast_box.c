@@ -37,7 +37,7 @@ static fsdp_status fail_misfit(const fsdp_recast_box *box, int64_t number, doubl
     double clamped = cast_value(value, box->to, FSDP_OVERFLOW_CLAMP);
     double infinite = cast_value(value, box->to, FSDP_OVERFLOW_INF);
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' is %.9g at %s, which %s cannot hold: --on-overflow clamp makes it %.9g, "
+                     "'%s' is %.9g at %s, which %s cannot hold; --on-overflow clamp makes it %.9g, "
                      "--on-overflow inf makes it %s, --dtype-for 'RE=keep' keeps the tensor",
                      fsdp_printable(box->name, box->name_size, name, sizeof name), value,
                      fsdp_shape_text(box->box->ndim, at, place, sizeof place),

@@ -46,15 +46,15 @@ static fsdp_status fail_dtype(const char *text, const char *option, fsdp_error *
 {
     if (is_mixture(text))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "%s: '%.40s' is not made; did you mean 'q8_0' or 'q4_0' (--to gguf)? "
-                         "llama-quantize of llama.cpp makes it of a GGUF file in bf16",
+                         "%s: '%.40s' is not supported; did you mean 'q8_0' or 'q4_0' (--to gguf)? "
+                         "llama-quantize of llama.cpp makes it from a GGUF file in bf16",
                          option, text);
     fsdp_text known = {0};
     for (size_t i = 0; fsdp_castable_at(i); i++)
         fsdp_text_addf(&known, ", %s", fsdp_castable_at(i));
-    fsdp_status st = fsdp_fail(err, FSDP_ERR_USAGE,
-                               "%s: '%.40s' is no dtype that can be cast to; known are keep%.*s",
-                               option, text, (int)known.size, known.data ? known.data : "");
+    fsdp_status st =
+        fsdp_fail(err, FSDP_ERR_USAGE, "%s: '%.40s' is not a dtype to cast to; known are keep%.*s",
+                  option, text, (int)known.size, known.data ? known.data : "");
     fsdp_text_release(&known);
     return st;
 }

@@ -58,7 +58,7 @@ static fsdp_status parse_drop(const char *text, drop_rule *rule, fsdp_error *err
         rule->dtype = fsdp_dtype_from_typed(text + 6, strlen(text + 6));
         return rule->dtype != FSDP_DTYPE_NONE
                    ? FSDP_OK
-                   : fsdp_fail(err, FSDP_ERR_USAGE, "there is no dtype '%.40s' to drop", text + 6);
+                   : fsdp_fail(err, FSDP_ERR_USAGE, "no dtype is named '%.40s'", text + 6);
     }
     if (strncmp(text, FSDP_DROP_TENSORS, strlen(FSDP_DROP_TENSORS)) == 0) {
         rule->kind = DROP_TENSORS;
@@ -159,7 +159,7 @@ fsdp_status fsdp_drop_rules_check(const fsdp_drop_rules *rules, const fsdp_sd *s
     for (size_t i = 0; i < rules->count; i++)
         if (rules->items[i].kind == DROP_NAMES && !matches_some(sd, &rules->items[i].expression))
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "--drop '%.200s' matches no name: fsdp-ls lists them",
+                             "--drop '%.200s' matches no name; fsdp-ls lists them",
                              rules->opts->drops[i]);
     return FSDP_OK;
 }
@@ -179,9 +179,9 @@ fsdp_status fsdp_drop_rules_check_metadata(const fsdp_drop_rules *rules,
     for (size_t i = 0; i < rules->count; i++)
         if (rules->items[i].kind == DROP_METADATA &&
             !matches_some_key(metadata, &rules->items[i].expression))
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "--drop '%.200s' matches no key of the metadata: fsdp-ls --json lists "
-                             "them",
-                             rules->opts->drops[i]);
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE,
+                "--drop '%.200s' matches no key of the metadata; fsdp-ls --json lists them",
+                rules->opts->drops[i]);
     return FSDP_OK;
 }

@@ -149,7 +149,7 @@ fsdp_status fsdp_expressions_check(const char *const *texts, size_t count, const
         if (room > MOST)
             return fsdp_fail(err, FSDP_ERR_LIMIT,
                              "%zu expressions of %s take more than %d MiB of memory from number "
-                             "%zu on: join them to fewer by '|'",
+                             "%zu on; join several by '|'",
                              count, what, MOST >> 20, i + 1);
     }
     return FSDP_OK;
@@ -162,7 +162,7 @@ fsdp_status fsdp_expression_compile(const char *text, int flags, regex_t *expres
 {
     const char *excess = find_excess(text);
     if (excess)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the regular expression '%.80s%s' is refused: %s",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot use the regular expression '%.80s%s': %s",
                          text, strlen(text) > 80 ? "..." : "", excess);
     int problem = regcomp(expression_out, text, REG_EXTENDED | flags);
     if (problem == 0)

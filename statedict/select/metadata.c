@@ -42,13 +42,12 @@ static fsdp_status choose(choosing *work, const fsdp_text_pair *pair, fsdp_error
     if (!work->keeps || (work->from->is_changed && is_hash(pair)))
         return fsdp_text_pairs_add(&work->choice->left_out, pair, err);
     if (work->from->renamed > 0 && fsdp_bytes_are(pair->key, pair->key_size, "tensor_names"))
-        return fsdp_fail(
-            err, FSDP_ERR_USAGE,
-            "the texts beside the tensors of '%s' put quantized ones together by their "
-            "names ('tensor_names' of torchao), of which %" PRId64
-            " change: --names keep without --rename leaves them, --drop metadata "
-            "leaves the texts out",
-            work->from->path, work->from->renamed);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the metadata of '%s' joins quantized tensors by their names "
+                         "('tensor_names' of torchao), of which %" PRId64
+                         " change: --names keep without --rename leaves them, --drop metadata "
+                         "leaves the texts out",
+                         work->from->path, work->from->renamed);
     const fsdp_text_pair *files =
         fsdp_text_pairs_find(&work->contradicting, pair->key, pair->key_size);
     if (files)

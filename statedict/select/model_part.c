@@ -308,7 +308,7 @@ static fsdp_status take_part(fsdp_parts *parts, const char *part, fsdp_error *er
         return FSDP_OK;
     }
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "there is no part '%.100s': no name begins with '%.100s.'", part, part);
+                     "no part is named '%.100s': no name begins with '%.100s.'", part, part);
 }
 
 fsdp_status fsdp_parts_find(const fsdp_sd *sd, fsdp_names_known known, const char *part,

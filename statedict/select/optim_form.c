@@ -199,7 +199,7 @@ static fsdp_status leave(forming *work, const fsdp_entry *entry, const char *why
     work->leaves = true;
     return work->form == FSDP_OPTIM_FORM_DEFAULT
                ? FSDP_OK
-               : fsdp_fail(err, FSDP_ERR_USAGE, "'%s' cannot get another form: %s", entry->name,
+               : fsdp_fail(err, FSDP_ERR_USAGE, "'%s' cannot take the other form: %s", entry->name,
                            why);
 }
 
@@ -581,7 +581,7 @@ static fsdp_status put_flat(forming *work, const form_group *group, fsdp_error *
     const form_item *param = NULL;
     if (group->params.count == 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "a group of '%s' has no parameters, and the flat form keeps groups by "
+                         "a group of '%s' has no parameters, but the flat form stores groups by "
                          "their parameters",
                          fsdp_sd_at(work->from, group->entry)->name);
     while ((param = next_item(work, &group->params, param)) != NULL)

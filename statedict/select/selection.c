@@ -263,10 +263,10 @@ static fsdp_status check_one(const selecting *work, fsdp_error *err)
                    fsdp_sd_at(work->sd, i)->kind == FSDP_ENTRY_TENSOR;
     if (tensors <= 1)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s holds one tensor, and %zu are selected: choose one with --include, or "
-                     "write an npz",
-                     work->target->name, tensors);
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "%s holds one tensor, and %zu are selected: choose one with --include, or write an npz",
+        work->target->name, tensors);
 }
 
 /* False for a member of a unit that the format cannot hold. */
@@ -376,12 +376,11 @@ static fsdp_status fail_collision(const selecting *work, size_t first, size_t se
     fsdp_printable(from->name, from->name_size, old, sizeof old);
     fsdp_printable(other->name, other->name_size, second_old, sizeof second_old);
     if (is_renamed(work, victim))
-        return fsdp_fail(
-            err, FSDP_ERR_USAGE,
-            "renaming by '%s' gives the name '%s' to '%s', and '%s' gets that name, too",
-            rule_of(work, culprit), new, old, second_old);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "renaming by '%s' gives the name '%s' to '%s' and to '%s'",
+                         rule_of(work, culprit), new, old, second_old);
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "renaming by '%s' gives the name '%s' to '%s', and '%s' exists already",
+                     "renaming by '%s' gives the name '%s' to '%s', but '%s' exists already",
                      rule_of(work, culprit), new, old, second_old);
 }
 
@@ -491,8 +490,9 @@ static fsdp_status fail_empty(const selecting *work, fsdp_error *err)
     char part[160];
     size_t size;
     if (work->selection->dropped > 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "nothing is left to convert: --drop leaves out all that was selected");
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "nothing is left to convert: --drop leaves out everything that was selected");
     if (work->opts->only != FSDP_ONLY_DEFAULT || work->selection->left_out == 0)
         return fsdp_fail(err, FSDP_DIFFERS, "no name matches");
     const char *label = other_weights(work, &size);
@@ -505,7 +505,7 @@ static fsdp_status fail_empty(const selecting *work, fsdp_error *err)
         err, FSDP_ERR_USAGE, "%s, and %s is for models: %s",
         work->selection->has_other ? "there is no model" : "all entries belong to the optimizer",
         work->target->name,
-        has_tensors(work->sd) ? "fsdp, dcp, fsdp-file and torch hold other tensors, too"
+        has_tensors(work->sd) ? "fsdp, dcp, fsdp-file and torch hold other tensors as well"
                               : "fsdp-ls lists what the source holds");
 }
 
@@ -535,7 +535,7 @@ static fsdp_status check_model(const selecting *work, fsdp_error *err)
             continue;
         if (fsdp_entry_is_double(work->sd, entry))
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "the source holds two tensors of one name, and '%s' is the second: "
+                             "the source holds two tensors of one name, and '%s' is the second; "
                              "choose by --exclude, or --rename it",
                              fsdp_printable(entry->name, entry->name_size, name, sizeof name));
         entry = fsdp_sd_at(work->sd, fsdp_sd_tensor_of(work->sd, i));

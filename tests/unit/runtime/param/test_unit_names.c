@@ -77,7 +77,7 @@ static fsdp_status make_empty_units(toy *net, fsdp_error *err)
         FSDP_TRY(fsdp_unit_create(net->model, prefixes[i], &net->opts, &unit, err));
         EXPECT(fsdp_unit_param_count(unit) == (i < 2));
         EXPECT_REFUSAL(fsdp_unit_create(net->model, prefixes[i], &net->opts, &unit, why),
-                       "' already");
+                       "is already in unit '");
     }
     FSDP_TRY(make_root(net, err));
     EXPECT(fsdp_unit_param_count(fsdp_root_unit(net->root)) == 0);

@@ -143,9 +143,12 @@ static fsdp_status accumulate(toy *net, fsdp_error *err)
         EXPECT(i == 2 ? grad && *grad == 3 : !grad);
     }
     FSDP_TRY(fsdp_root_begin_microbatch(net->root, 0, 1, err));
-    EXPECT_REFUSAL(fsdp_root_begin_microbatch(net->root, 3, 3, why), "no microbatch 3 of 3");
-    EXPECT_REFUSAL(fsdp_root_begin_microbatch(net->root, -1, 3, why), "no microbatch -1 of 3");
-    EXPECT_REFUSAL(fsdp_root_begin_microbatch(net->root, 0, 0, why), "no microbatch 0 of 0");
+    EXPECT_REFUSAL(fsdp_root_begin_microbatch(net->root, 3, 3, why),
+                   "microbatch 3 of 3 does not exist");
+    EXPECT_REFUSAL(fsdp_root_begin_microbatch(net->root, -1, 3, why),
+                   "microbatch -1 of 3 does not exist");
+    EXPECT_REFUSAL(fsdp_root_begin_microbatch(net->root, 0, 0, why),
+                   "microbatch 0 of 0 does not exist");
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     EXPECT_REFUSAL(fsdp_root_begin_microbatch(net->root, 0, 1, why), "inside a step");
     return fsdp_root_end_forward(net->root, err);

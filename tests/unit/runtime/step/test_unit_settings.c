@@ -166,7 +166,7 @@ static fsdp_status contradict_after(toy *net, fsdp_error *err)
     fsdp_unit_opts opts = {.mesh = net->mesh};
     fsdp_root *root = NULL;
     fsdp_unit *unit;
-    EXPECT_REFUSAL(fsdp_root_create(net->model, &opts, &root, why), "has a root already");
+    EXPECT_REFUSAL(fsdp_root_create(net->model, &opts, &root, why), "already has a root");
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0.w", &opts, &unit, why), "cannot make unit");
     EXPECT_REFUSAL(
         fsdp_model_add(net->model,
@@ -187,7 +187,7 @@ static fsdp_status contradict_after(toy *net, fsdp_error *err)
     EXPECT_REFUSAL(fsdp_unit_set_custom_collective(net->unit[0], FSDP_BROADCAST, NULL, why),
                    "only all-gather and reduce-scatter");
     EXPECT_REFUSAL(fsdp_unit_member_hook(net->unit[0], 1, FSDP_HOOK_PRE_FORWARD, why),
-                   "there is no member 1");
+                   "member 1 does not exist");
     EXPECT_REFUSAL(fsdp_root_end_forward(net->root, why), "came without begin_forward");
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     EXPECT_REFUSAL(fsdp_root_begin_forward(net->root, why), "came twice without end_forward");

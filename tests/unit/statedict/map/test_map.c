@@ -590,10 +590,10 @@ Test(map, sizes_that_are_not_known_or_no_sizes)
     static const struct {
         const char *size, *words;
     } cases[] = {
-        {"nothing", "the number 'nothing' is not known; --size nothing=NUMBER gives it"},
-        {"lost", "the size 'lost' is not known"},
-        {"round", "the size 'round' is not known"},
-        {"real", "the number 'real' is not known"},
+        {"nothing", "the number 'nothing' is unknown; --size nothing=NUMBER gives it"},
+        {"lost", "the size 'lost' is unknown"},
+        {"round", "the size 'round' is unknown"},
+        {"real", "the number 'real' is unknown"},
         {"2-3", "'2-3' is -1, which is no size"},
         {"2/0", "a division by a number that is not positive"},
         {"(2", "a ')' is missing"},
@@ -610,7 +610,7 @@ Test(map, sizes_that_are_not_known_or_no_sizes)
         {"0-(0-9223372036854775807-1)", "too large"},
         {"((((((((((((((((((1))))))))))))))))))", "too many parentheses"},
         {"up(up(up(up(up(up(up(up(up(up(up(up(up(up(up(up(up(up(1,2", "too many parentheses"},
-        {"big", "the size 'big' is not known"}};
+        {"big", "the size 'big' is unknown"}};
     const fsdp_map_call call = call_of("{\"real\":1.5}", NULL, 0);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const stored_tensor stored = tensor("a", 24, 0, 0);
@@ -651,7 +651,7 @@ Test(map, a_join_of_nothing_is_refused)
     expect_failure(&plain_call,
                    "a.{x}\n  unstack 0 {y}\n  stack 0 {x}\n  unstack 0 {y}\n  stack 0 {y}\n"
                    "  scale 2\n  = c.{x}\n",
-                   stored_open(stored, 2), "there is nothing to join");
+                   stored_open(stored, 2), "nothing to join");
 }
 
 /* --- what a checkpoint lacks, or has too much ------------------------------------------------------- */
@@ -681,7 +681,7 @@ Test(map, tensors_that_are_missing_or_too_many_are_named)
         {"keep others\nc\n  split 0 9223372036854775807 9223372036854775807\n  = n\n  + m\n",
          "the number is too large"},
         {"keep others\nc\n  split 0 2 1\n  = n\n",
-         "the steps make 2 tensors, and the other side has 1 names"},
+         "the steps make 2 tensors, but the other side has 1 names"},
         {"keep others\nc\n  split 0\n  = n\n  + m\n", "cannot be divided into 2 equal parts"},
         {"keep others\nc\n  scatter 0 {x} 2\n  = n.{x}\n", "cannot be divided into 2 equal parts"},
         {"keep others\nc\n  unstack 2 {x}\n  = n.{x}\n", "a tensor [3, 2] has no dim 2"},
@@ -689,7 +689,7 @@ Test(map, tensors_that_are_missing_or_too_many_are_named)
         {"keep others\nc\n  permute 0 1 2\n  = n\n", "a tensor [3, 2] does not have 3 dims"},
         {"keep others\nc\n  unflatten 0 2 2\n  = n\n",
          "a dim of 3 does not have the sizes of its parts, 4 together"},
-        {"keep others\nc\n  unflatten 0 _ _\n  = n\n", "the number '_' is not known"},
+        {"keep others\nc\n  unflatten 0 _ _\n  = n\n", "the number '_' is unknown"},
         {"keep others\nc\n  flatten 0 2 3\n  = n\n",
          "the sizes to flatten are those of other dims"},
         {"keep others\nc\n  flatten 1 3 2\n  = n\n", "has no dim 2"},

@@ -68,7 +68,8 @@ Test(filter, costly_expressions_are_refused_before_they_cost)
     for (size_t i = 0; i < sizeof costly / sizeof costly[0]; i++) {
         fsdp_error err = {0};
         cr_assert_eq(try(costly[i], &err), FSDP_ERR_USAGE, "%s", costly[i]);
-        cr_assert_not_null(strstr(err.text, "is refused"), "%s: %s", costly[i], err.text);
+        cr_assert_not_null(strstr(err.text, "cannot use the regular expression"), "%s: %s",
+                           costly[i], err.text);
     }
 }
 

@@ -260,7 +260,7 @@ Test(optim_form, other_programs_groups_stay)
     of = begin();
     put_tensor(&of, "param_groupsy");
     put(&of, "param_groups", fsdp_value_i64(1));
-    expect_unchanged(&of, "'param_groups' cannot get another form: it is no plain value");
+    expect_unchanged(&of, "'param_groups' cannot take the other form: it is no plain value");
     end(&of);
     of = begin();
     put_tensor(&of, "optim.param_groups.0.lr");
