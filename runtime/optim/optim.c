@@ -270,14 +270,15 @@ static fsdp_status refuse_summoned(const fsdp_root *root, const char *what, fsdp
     if (!root->is_summoned)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "full parameters are summoned: call fsdp_wrap_summon_end before %s", what);
+                     "cannot %s: full parameters are summoned; call fsdp_wrap_summon_end first",
+                     what);
 }
 
 static fsdp_status create(fsdp_root *root, const fsdp_optim *kind, const fsdp_optim_group *groups,
                           size_t n, fsdp_optim **optim_out, fsdp_error *err)
 {
     FSDP_TRY(check_groups(groups, n, err));
-    FSDP_TRY(refuse_summoned(root, "making an optimizer", err));
+    FSDP_TRY(refuse_summoned(root, "make an optimizer", err));
     fsdp_optim *optim = fsdp_alloc(1, sizeof *optim);
     if (!optim)
         return fsdp_fail_memory(err, "an optimizer");
@@ -332,7 +333,8 @@ fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sgd_opts *given, fsdp_op
     if (!isfinite(opts.dampening))
         return fsdp_fail(err, FSDP_ERR_USAGE, "dampening cannot be %g", opts.dampening);
     if (opts.nesterov && (opts.momentum == 0 || opts.dampening != 0))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "nesterov needs a momentum and no dampening");
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot make an SGD with nesterov: it needs a momentum, and no dampening");
     const fsdp_optim kind = {.kind = FSDP_OPTIM_SGD, .sgd = opts};
     const fsdp_optim_group all = {.lr = opts.lr, .weight_decay = opts.weight_decay};
     return create(root, &kind, opts.groups ? opts.groups : &all, opts.groups ? opts.group_count : 1,
@@ -391,8 +393,9 @@ fsdp_status fsdp_optim_set_lr(fsdp_optim *optim, size_t group, double lr, fsdp_e
 {
     FSDP_NEED(err, optim);
     if (group >= optim->group_count)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no group %zu, the optimizer has %zu", group,
-                         optim->group_count);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot set the learning rate of group %zu: the optimizer has %zu groups",
+                         group, optim->group_count);
     FSDP_TRY(check_number(lr, true, "lr", err));
     optim->groups[group].lr = lr;
     return FSDP_OK;
@@ -567,9 +570,10 @@ fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err)
     fsdp_root *root = optim->root;
     FSDP_TRY(fsdp_root_ready(root, err));
     if (root->is_in_forward || root->is_in_backward)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the optimizer's step came inside a step: end_backward comes before it");
-    FSDP_TRY(refuse_summoned(root, "the optimizer's step", err));
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "cannot step the optimizer inside a step; call fsdp_root_end_backward first");
+    FSDP_TRY(refuse_summoned(root, "step the optimizer", err));
     FSDP_TRY(fsdp_root_check_reduced(root, "the optimizer's step", err));
     fsdp_world_trace(root->world, "optim_step", -1);
     fsdp_status status = step(optim, err);

@@ -141,10 +141,11 @@ fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts
     if (given.max_norm == 0)
         given.max_norm = INFINITY;
     if (!(given.norm_type > 0) || !(given.max_norm >= 0))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "gradients cannot be clipped to %g in the norm %g",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot clip gradients to %g in the norm %g",
                          given.max_norm, given.norm_type);
     if (root->is_in_forward || root->is_in_backward)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "gradients are clipped after end_backward");
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot clip gradients inside a step; call fsdp_root_end_backward first");
     FSDP_TRY(fsdp_root_check_reduced(root, "clip_grad_norm", err));
     FSDP_TRY(
         fsdp_root_done(root, "fsdp_root_clip_grad_norm", clip(root, &given, norm_out, err), err));

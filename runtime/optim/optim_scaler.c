@@ -34,9 +34,9 @@ fsdp_status fsdp_scaler_create(const fsdp_scaler_opts *given, fsdp_scaler **scal
     bool fits = opts.init_scale > 0 && opts.growth_factor > 1 && opts.backoff_factor > 0 &&
                 opts.backoff_factor < 1 && opts.growth_interval > 0;
     if (!fits)
-        return fsdp_fail(
-            err, FSDP_ERR_USAGE,
-            "a scaler grows by more than 1, backs off by less than 1, and begins above 0");
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot make a scaler: it grows by more than 1, backs off by less than 1, "
+                         "and begins above 0");
     fsdp_scaler *scaler = fsdp_alloc(1, sizeof *scaler);
     if (!scaler)
         return fsdp_fail_memory(err, "a scaler");
@@ -117,13 +117,16 @@ fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error
     FSDP_NEED(err, scaler, root);
     FSDP_TRY(fsdp_root_ready(root, err));
     if (root->is_in_forward || root->is_in_backward)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "gradients are unscaled after end_backward");
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "cannot unscale gradients inside a step; call fsdp_root_end_backward first");
     if (scaler->is_to_adapt && scaler->root != root)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the scaler has divided the gradients of another root, whose optimizers "
-                         "step first");
+                         "cannot unscale: the scaler has divided the gradients of another root; "
+                         "step its optimizers first");
     if (is_unscaled(scaler, root))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the gradients were unscaled since the last step");
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot unscale twice: the gradients were unscaled since the last step");
     FSDP_TRY(fsdp_root_check_reduced(root, "the scaler's unscale", err));
     return fsdp_root_done(root, "fsdp_scaler_unscale", unscale(scaler, root, err), err);
 }

@@ -26,16 +26,17 @@ static fsdp_status check_strategy(const fsdp_wrap *wrap, const fsdp_wrap_flat *f
     int ndim = fsdp_mesh_ndim(wrap->mesh);
     if (flat->opts.strategy < FSDP_WRAP_FULL_SHARD ||
         flat->opts.strategy > FSDP_WRAP_HYBRID_SHARD_ZERO2)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s: there is no strategy %d", name,
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot wrap unit '%s': %d is not a strategy", name,
                          (int)flat->opts.strategy);
     if (ndim > 2)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the mesh has %d dims: FSDP1 takes one, or replicas and shards; units "
-                         "(unit.h) take more",
+                         "cannot wrap the model: the mesh has %d dims; give one of one dim, or of "
+                         "replicas and shards, or make units (unit.h)",
                          ndim);
     if (ndim == 1 && fsdp_wrap_is_hybrid(flat->opts.strategy))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s: a hybrid strategy needs a mesh of two dims, replicas and shards",
+                         "cannot wrap unit '%s': its strategy is hybrid and the mesh has one dim; "
+                         "give a mesh of replicas and shards",
                          name);
     return FSDP_OK;
 }
@@ -46,7 +47,8 @@ static fsdp_status check_unit(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat,
     const char *name = fsdp_wrap_flat_name(flat);
     if (opts->backward_prefetch < FSDP_WRAP_BACKWARD_PRE ||
         opts->backward_prefetch > FSDP_WRAP_BACKWARD_NONE)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s: there is no backward_prefetch %d", name,
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot wrap unit '%s': %d is not a backward_prefetch", name,
                          (int)opts->backward_prefetch);
     FSDP_TRY(fsdp_option_check_float("param_dtype", opts->param_dtype, err));
     FSDP_TRY(fsdp_option_check_float("reduce_dtype", opts->reduce_dtype, err));
@@ -230,8 +232,9 @@ static fsdp_status make_mesh(fsdp_wrap *wrap, const fsdp_wrap_opts *opts, fsdp_e
 static fsdp_status check_model(const fsdp_model *model, const fsdp_wrap_opts *opts, fsdp_error *err)
 {
     if (model->root || model->unit_count > 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the model has units already: fsdp_wrap_create makes them itself");
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "cannot wrap the model: it has units already; leave them to fsdp_wrap_create");
     return fsdp_option_check_float("buffer_dtype", opts->buffer_dtype, err);
 }
 
@@ -408,8 +411,7 @@ fsdp_status fsdp_wrap_check_idle(fsdp_wrap *wrap, const char *what, fsdp_error *
     if (fsdp_wrap_training_state(wrap) == FSDP_WRAP_SUMMON_FULL_PARAMS)
         return fsdp_fail(
             err, FSDP_ERR_USAGE,
-            "%s came while full parameters are summoned: call fsdp_wrap_summon_end before it",
-            what);
+            "cannot run %s: full parameters are summoned; call fsdp_wrap_summon_end first", what);
     return fsdp_context_sync(wrap->root->context, err);
 }
 

@@ -51,13 +51,13 @@ static fsdp_status check_view(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat,
     const fsdp_param *first = flat->views[0];
     if (!fsdp_dtype_describe(param->dtype)->is_float)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is %s, which cannot lie in a flat parameter: ignore it, or make it "
-                         "a buffer",
+                         "cannot put '%s' into a flat parameter: its dtype is %s; ignore it, or "
+                         "make it a buffer",
                          param->name, fsdp_dtype_name(param->dtype));
     if (param->dtype != first->dtype)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s: '%s' is %s and '%s' is %s, a flat parameter has one dtype: wrap "
-                         "them apart",
+                         "cannot wrap unit '%s': '%s' is %s and '%s' is %s, and a flat parameter "
+                         "has one dtype; wrap them apart",
                          fsdp_wrap_flat_name(flat), first->name, fsdp_dtype_name(first->dtype),
                          param->name, fsdp_dtype_name(param->dtype));
     if (!wrap->use_orig_params && param->requires_grad != first->requires_grad)
@@ -67,8 +67,8 @@ static fsdp_status check_view(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat,
                          fsdp_wrap_flat_name(flat), first->name, param->name);
     if (param->place_count > 0 || param->extension || param->asked_grad_dtype != FSDP_DTYPE_NONE)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has a placement, an extension or a dtype of gradients of its own, "
-                         "which a flat parameter cannot have",
+                         "cannot put '%s' into a flat parameter: it has a placement, an extension "
+                         "or a dtype of gradients of its own; ignore it",
                          param->name);
     return FSDP_OK;
 }
@@ -100,8 +100,10 @@ static fsdp_status lay_out(const fsdp_wrap *wrap, fsdp_wrap_flat *flat, int64_t 
         count = round_up(count, alignment);
         param->flat_at = count;
         if (fsdp_add_overflow(count, fsdp_wrap_count(param), &count) || count > INT64_MAX / 64)
-            return fsdp_fail(err, FSDP_ERR_LIMIT, "unit %s: its flat parameter is too large",
-                             fsdp_wrap_flat_name(flat));
+            return fsdp_fail(
+                err, FSDP_ERR_LIMIT,
+                "cannot wrap unit '%s': its flat parameter is too large; wrap its modules",
+                fsdp_wrap_flat_name(flat));
     }
     flat->count = wrap->use_orig_params ? round_up(count, ranks) : count;
     return FSDP_OK;

@@ -46,15 +46,18 @@ static fsdp_status check_hook(fsdp_wrap *wrap, fsdp_error *err)
 {
     FSDP_TRY(fsdp_wrap_check_idle(wrap, "fsdp_wrap_register_comm_hook", err));
     if (wrap->hook)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "a communication hook was registered before");
-    if (wrap->root->last_seen)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "a communication hook is registered before the first forward");
+                         "cannot register a second communication hook: the first one stays");
+    if (wrap->root->last_seen)
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "cannot register a communication hook after the first forward; register it before");
     for (size_t i = 0; i < wrap->flat_count; i++)
         if (fsdp_wrap_is_hybrid(wrap->flats[i].opts.strategy))
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "unit %s: communication hooks do not go with hybrid strategies",
-                             fsdp_unit_name(wrap->flats[i].unit));
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE,
+                "cannot register a communication hook: the strategy of unit '%s' is hybrid",
+                fsdp_unit_name(wrap->flats[i].unit));
     return FSDP_OK;
 }
 

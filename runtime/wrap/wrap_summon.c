@@ -29,18 +29,20 @@ static fsdp_status check_opts(const fsdp_wrap *wrap, const fsdp_wrap_flat *outer
 {
     if (opts->rank0_only && !opts->discard_changes)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "rank0_only goes with discard_changes: changes on rank 0 do not reach the "
-                         "chunks of the others");
+                         "cannot summon with rank0_only alone: changes on rank 0 do not reach the "
+                         "chunks of the others; set discard_changes");
     if (opts->with_grads && !wrap->use_orig_params)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "with_grads needs use_orig_params");
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot summon with_grads: the model was wrapped without use_orig_params");
     if (opts->with_grads && opts->offload_to_cpu)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "with_grads does not go with offload_to_cpu");
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot summon with_grads into host memory; drop offload_to_cpu");
     for (size_t i = 0; i < wrap->flat_count && opts->offload_to_cpu; i++)
         if (wrap->flats[i].opts.strategy == FSDP_WRAP_NO_SHARD &&
             is_asked_for(&wrap->flats[i], outer, !opts->only_unit))
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "unit %s: offload_to_cpu does not go with NO_SHARD, whose parameters "
-                             "are whole where they are",
+                             "cannot offload unit '%s': it is NO_SHARD, and its parameters are "
+                             "whole where they are; drop offload_to_cpu",
                              fsdp_unit_name(wrap->flats[i].unit));
     return FSDP_OK;
 }
@@ -207,7 +209,9 @@ fsdp_status fsdp_wrap_summon_full_params(fsdp_wrap *wrap, fsdp_unit *unit,
     FSDP_TRY(fsdp_wrap_check_idle(wrap, "fsdp_wrap_summon_full_params", err));
     FSDP_TRY(fsdp_state_settle(wrap->root, err));
     if (!outer)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s is of another model", fsdp_unit_name(unit));
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot summon unit '%s': it belongs to another model",
+                         fsdp_unit_name(unit));
     FSDP_TRY(check_opts(wrap, outer, opts ? opts : &none, err));
     wrap->summon = opts ? *opts : none;
     wrap->root->is_summoned = true;
@@ -224,6 +228,7 @@ fsdp_status fsdp_wrap_summon_end(fsdp_wrap *wrap, fsdp_error *err)
     FSDP_NEED(err, wrap);
     FSDP_TRY(fsdp_root_ready(wrap->root, err));
     if (!wrap->root->is_summoned)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "no full parameters are summoned");
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot end the summoning: no full parameters are summoned");
     return put_all_back(wrap, err);
 }

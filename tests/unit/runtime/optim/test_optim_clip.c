@@ -178,7 +178,7 @@ static fsdp_status refuse_norms(mixed_net *net, world_rank *rank, fsdp_error *er
     const fsdp_clip_opts wrong[] = {{.max_norm = -1}, {.max_norm = NAN}, {1, -2, false}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         EXPECT_REFUSAL(fsdp_root_clip_grad_norm(net->root, &wrong[i], &norm, why),
-                       "cannot be clipped to");
+                       "cannot clip gradients to");
     return expect_scaled(net, 1, err);
 }
 

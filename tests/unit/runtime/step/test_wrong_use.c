@@ -108,7 +108,7 @@ static fsdp_status wrap_wrongly(toy *net, fsdp_error *err)
     EXPECT_REFUSAL(fsdp_wrap_create(net->model, &opts[1], &wrap, why), "reduce_dtype cannot be i8");
     EXPECT_REFUSAL(fsdp_wrap_create(net->model, &opts[2], &wrap, why), "buffer_dtype cannot be ?");
     EXPECT_REFUSAL(fsdp_wrap_create(net->model, &opts[3], &wrap, why),
-                   "no backward_prefetch 100000");
+                   "100000 is not a backward_prefetch");
     return FSDP_OK;
 }
 
@@ -173,7 +173,7 @@ static fsdp_status give_numbers(toy *net, fsdp_error *err)
     sgd.dampening = 0;
     FSDP_TRY(fsdp_sgd_create(net->root, &sgd, &net->optim, err));
     EXPECT_REFUSAL(fsdp_optim_set_lr(net->optim, 0, NAN, why), "lr cannot be nan");
-    EXPECT_REFUSAL(fsdp_optim_set_lr(net->optim, 1, 1, why), "no group 1, the optimizer has 1");
+    EXPECT_REFUSAL(fsdp_optim_set_lr(net->optim, 1, 1, why), "of group 1: the optimizer has 1");
     EXPECT(fsdp_optim_lr(net->optim, 0) == 1e-3 && isnan(fsdp_optim_lr(net->optim, 1)));
     FSDP_TRY(fsdp_optim_set_lr(net->optim, 0, 0.5, err));
     EXPECT(fsdp_optim_lr(net->optim, 0) == 0.5);
@@ -274,7 +274,7 @@ static fsdp_status unscale_inside(toy *net, fsdp_error *err)
     fsdp_error why = {0};
     fsdp_status status = fsdp_scaler_unscale(scaler, net->root, &why);
     fsdp_scaler_free(scaler);
-    EXPECT(status == FSDP_ERR_USAGE && strstr(why.text, "unscaled after end_backward"));
+    EXPECT(status == FSDP_ERR_USAGE && strstr(why.text, "cannot unscale gradients inside a step"));
     return fsdp_root_end_forward(net->root, err);
 }
 

@@ -404,10 +404,10 @@ static fsdp_status refuse_hooks(world_rank *rank, fsdp_error *err)
     fsdp_status status = FSDP_OK;
     const char *reason = "hybrid";
     if (!setup->replicas && !setup->hook) {
-        reason = "before the first forward";
+        reason = "after the first forward";
         status = net_microbatch(&net, 0, 0, &loss, err);
     } else if (setup->hook) {
-        reason = "was registered before";
+        reason = "a second communication hook";
     }
     if (status == FSDP_OK)
         (void)!fsdp_wrap_register_comm_hook(net.wrap, fsdp_wrap_bf16_compress_hook, NULL, &why);
