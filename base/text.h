@@ -60,6 +60,16 @@ const char *fsdp_printable_message(const char *data, size_t size, char *out, siz
 /* Adds a word for a shell, in quotes: '...', or $'...' where a terminal must not see some of its bytes. */
 void fsdp_text_add_quoted(fsdp_text *text, const char *word);
 
+/* A word for a shell, in quotes where it needs them, after a blank. */
+void fsdp_text_add_argument(fsdp_text *text, const char *word);
+/* A path as such a word: a leading '-' is spelled so that it is not an option. */
+void fsdp_text_add_path_argument(fsdp_text *text, const char *path);
+/* A path, or a message with paths in it, whole and safe on a terminal. */
+void fsdp_text_add_message(fsdp_text *text, const char *message);
+
+/* "474.7 MiB". Returns out. */
+const char *fsdp_spell_bytes(int64_t bytes, char *out, size_t out_size);
+
 #ifdef __cplusplus
 }
 #endif

@@ -176,41 +176,62 @@ typedef struct fsdp_convert_option {
  * its order. NULL after the last. */
 FSDP_API const fsdp_convert_option *fsdp_convert_option_at(size_t i);
 
-enum { FSDP_CAST_PAIRS = 72 }; /* of two types that fsdp casts */
+/* --- plans --- */
 
-typedef struct fsdp_cast_pair {
-    fsdp_dtype from, to;
-    int64_t tensors;
-} fsdp_cast_pair;
+/* A note's subject, in the order in which a plan lists them. The items that a note has: */
+typedef enum fsdp_note_kind {
+    FSDP_NOTE_STAGE,           /* derived tensors: the stage ("adapter", "dequant", "map", ...) */
+    FSDP_NOTE_MAPPED,          /* a map that is used: its name, and the framework of the result */
+    FSDP_NOTE_UNMAPPED,        /* a map that fits and is not used: the same */
+    FSDP_NOTE_ENCODED,         /* count: tensors that become blocks (q8_0) */
+    FSDP_NOTE_RENAMED,         /* count: names that change; the rules in effect */
+    FSDP_NOTE_LEFT_OUT,        /* count: entries that only and part leave out; "model 29 · ema 29 left out"
+                                * and the part that --part would take, where the source has parts */
+    FSDP_NOTE_DROPPED,         /* count: entries that drops leave out */
+    FSDP_NOTE_CAST,            /* count: tensors; two dtypes and the number of their tensors */
+    FSDP_NOTE_CODE,            /* objects that run code when they are loaded: name, class, bytes */
+    FSDP_NOTE_TIED,            /* names that are left out, and the name that is kept */
+    FSDP_NOTE_COPIED,          /* files beside the weights, and what changes in them */
+    FSDP_NOTE_MODEL,           /* count: tensors that config.json's model must have; its type, and the number
+                                * of those that are missing, as allowed */
+    FSDP_NOTE_EXTRA,           /* names of the result that the model has not */
+    FSDP_NOTE_UNREAD,          /* weight files in the source's directory that are not read */
+    FSDP_NOTE_MISSING,         /* entries that are left out as incomplete */
+    FSDP_NOTE_OPTIM,           /* the form that hyper-parameters get ("nested", "flat") */
+    FSDP_NOTE_NUMBERED,        /* count: parameters that the optimizer numbers, and that get names */
+    FSDP_NOTE_TOKENIZER,       /* none that llama.cpp reads lies beside the weights */
+    FSDP_NOTE_ROUNDED,         /* count: weights of which the source has rounded copies alone */
+    FSDP_NOTE_TUPLES,          /* count: tensors in tuples, which the format stores as lists */
+    FSDP_NOTE_CONFIG,          /* config.json is missing */
+    FSDP_NOTE_METADATA,        /* keys of texts beside the tensors that the result has not */
+    FSDP_NOTE_DIRECTORY,       /* the target is a directory with the name of a file */
+    FSDP_NOTE_ADDED,           /* names of tied tensors that loaders ask for */
+    FSDP_NOTE_QUANTIZED,       /* count: weights of integers with scales, which stay */
+    FSDP_NOTE_SHORT,           /* count: tensors without the dim that is cut */
+    FSDP_NOTE_PREFIX,          /* a prefix of all names of the model */
+    FSDP_NOTE_KINDS
+} fsdp_note_kind;
 
-/* Two names of one tensor. */
-typedef struct fsdp_convert_tie {
-    const char *dropped, *kept;
-    size_t dropped_size, kept_size;
-} fsdp_convert_tie;
+typedef enum fsdp_note_level {
+    FSDP_NOTE_LINE,            /* lines of a plan */
+    FSDP_NOTE_SAID,            /* also said before a run, since a person would not expect it */
+    FSDP_NOTE_IN_SHORT         /* said before a run in place of the lines of its kind */
+} fsdp_note_level;
 
-typedef struct fsdp_convert_copy {
-    const char *name;
-    const char *change;        /* "dtype float32 -> bfloat16", or "" */
-} fsdp_convert_copy;
+typedef struct fsdp_note_item {
+    const char *name, *other;
+    size_t name_size, other_size;
+    int64_t number;
+} fsdp_note_item;
 
-/* A value of the result that runs code when it is loaded. */
-typedef struct fsdp_convert_code {
-    const char *name;
-    size_t name_size;
-    const char *class_name;    /* "module.Class", or several with ", " between them */
-    int64_t bytes;
-} fsdp_convert_code;
-
-enum { FSDP_STAGES = 9, FSDP_STAGE_TEXT = 192 };
-
-/* Tensors that are computed from those of the source, or of the stage before, while they are read. */
-typedef struct fsdp_convert_stage {
-    const char *name;          /* "name_optimizer", "adapter", "dequant", "decode", "map", "gguf", "megatron",
-                                * "tied_names", "encode" */
-    char text[FSDP_STAGE_TEXT];        /* "merge the adapter into 12 tensors, 0 replaced"; "" where another
-                                        * member of the plan says it */
-} fsdp_convert_stage;
+typedef struct fsdp_convert_note {
+    fsdp_note_kind kind;
+    fsdp_note_level level;
+    int64_t count;             /* what the kind says, else the number of items */
+    const fsdp_note_item *items;
+    size_t item_count;
+    const char *text;          /* for people: sentences, each on a line; "": another note says it */
+} fsdp_convert_note;
 
 /* The plan of a conversion; its memory lives until the conversion is closed. */
 typedef struct fsdp_convert_plan {
@@ -220,64 +241,19 @@ typedef struct fsdp_convert_plan {
     const fsdp_convert_opts *opts;     /* in effect */
     bool keeps_work;           /* an interrupted run leaves work that opts->resume uses */
     bool may_overwrite;        /* FSDP_ERR_EXISTS, and with opts->overwrite it would succeed */
+    int files;
+    int world;                 /* ranks of the result */
     int64_t tensors, values, aliases;
     int64_t bytes_read, bytes_written, peak_memory, free_bytes;
     int64_t bytes_checked;     /* of the source, compared with checksums before anything is read; 0 without
-                                  verification */
-    int files;
-    int world;                 /* ranks of the result */
-    int64_t renamed;           /* names that change */
-    int64_t left_out;          /* entries that select.only or select.part leaves out */
-    fsdp_convert_stage stages[FSDP_STAGES];    /* the first stage_count, in the order of the work */
-    int stage_count;
-    int64_t encoded;           /* tensors that become blocks (q8_0) */
-    char map[64];              /* a map that takes the source to the target, "" if there is none; map_from and
-                                * map_to: its two sides */
-    char map_from[32], map_to[32];
-    bool lacks_tokenizer;      /* gguf: none lies beside the weights, and llama.cpp runs no model without */
-    bool has_tiktoken;         /* then: one lies there that is not read, since it lacks the special tokens */
-    bool is_mapped;            /* false: it is not used, since no config.json says that it is for the model */
-    const char *parts;         /* "model 29 · ema 29 left out · optimizer left out"; NULL: all are taken */
-    const char *other_part;    /* of them, weights that select.part would take ("ema"); NULL: none */
-    const char *const *renames;        /* the rules in effect: of select, or those that strip */
-    size_t rename_count;
-    bool strips;               /* the rules were not given: they strip what programs put around names */
-    const char *const *unread; /* weight files in the source's directory that were not read */
-    size_t unread_count;
-    const char *model;         /* hf with a config.json of a known architecture: "llama", whose tensors are
-                                * all there, but for those of open.allow_missing; NULL: not compared */
-    int64_t model_tensors, model_missing;      /* tensors that it must have; those that are missing, also when
-                                                * the plan fails for them */
-    const char *const *extra;  /* names of the result that it has not */
-    size_t extra_count;
-    int64_t dropped;           /* entries that select.drops leave out */
-    int64_t short_tensors;     /* without a dim shard_dim: cut along dim 0; 0 for a world of 1 */
-    char prefix[64];           /* that all tensors of the model share ("model."), "" if none */
+                                * verification */
     int64_t bytes_spooled;     /* packed bytes of the source that are read in another order than stored:
-                                * unpacked beside `to` meanwhile, in files without a name */
+                                * unpacked next to `to` meanwhile, in files without a name */
     int64_t bytes_needed;      /* free bytes that the result needs: tensors (not when compressed), metadata
                                 * and a margin. 0 when the plan fails before */
-    int64_t cast_tensors;      /* tensors that get another dtype */
-    fsdp_cast_pair casts[FSDP_CAST_PAIRS];     /* the first cast_pairs are filled in */
-    int cast_pairs;
-    fsdp_optim_form optim_form;        /* that hyper-parameters get; DEFAULT: they stay as they are */
-    int64_t optim_named;       /* parameters that the optimizer numbers, and that got names */
-    int64_t rounded;           /* weights of which the source has rounded copies alone, which are not read */
-    int64_t in_tuples;         /* tensors of tuples that the format stores as lists (dcp) */
-    int64_t quantized;         /* weights of integers with scales, which `dtype` leaves as they are */
-    int64_t quantized_known;   /* of them, those that `dequant` knows */
-    int64_t optim_uncast;      /* floating tensors of the optimizer that `dtype` leaves as they are */
-    const fsdp_convert_tie *tied;      /* names that are left out, since another one is kept */
-    size_t tied_count;
-    const char *const *added;  /* names of tied tensors that the source lacks and the target's loaders want */
-    size_t added_count;
-    const fsdp_convert_copy *copied;   /* files that are copied beside the weights */
-    size_t copied_count;
-    const fsdp_convert_code *code;     /* objects of unknown classes that are copied, or would be */
-    size_t code_count;
-    const char *const *metadata;       /* keys of the source's metadata that are left out: the format keeps
-                                        * none, or they are hashes of the source's bytes */
-    size_t metadata_count;
+    int64_t model_missing;     /* tensors that config.json asks for, and for which the plan fails */
+    const fsdp_convert_note *notes;    /* what else there is to say of it */
+    size_t note_count;
     const bool *kept;          /* per entry of sd: its name, or what it becomes, is in the result */
     size_t kept_count;         /* without entries that the target adds (pairs of gguf), which follow */
     void *memory;              /* private: of the lists */

@@ -51,8 +51,8 @@ static fsdp_status run_and_report(convert_options *opts, const fsdp_convert_plan
     if (opts->verbose && !opts->common.json) {
         convert_add_plan(&text, opts, plan);
         FSDP_TRY(cli_put_all(&text));
-    } else {
-        convert_report_notes(opts, plan);
+    } else if (!opts->common.quiet && !opts->common.json) {
+        convert_say_notes(plan);
     }
     FSDP_TRY(fsdp_conversion_run(opts->conversion, err));
     opts->convert.resume = false; /* nothing is left to continue with */

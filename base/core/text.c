@@ -366,3 +366,51 @@ void fsdp_text_add_quoted(fsdp_text *text, const char *word)
         fsdp_text_add(text, *word == '\'' ? "'\\''" : word, *word == '\'' ? 4 : 1);
     fsdp_text_addf(text, "'");
 }
+
+void fsdp_text_add_argument(fsdp_text *text, const char *word)
+{
+    static const char plain[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./,=+@:%";
+    fsdp_text_addf(text, " ");
+    if (word[0] && strspn(word, plain) == strlen(word))
+        fsdp_text_addf(text, "%s", word);
+    else
+        fsdp_text_add_quoted(text, word);
+}
+
+void fsdp_text_add_path_argument(fsdp_text *text, const char *path)
+{
+    fsdp_text spelled = {0};
+    fsdp_text_addf(&spelled, "%s%s", path[0] == '-' ? "./" : "", path);
+    if (spelled.failed)
+        text->failed = true;
+    else
+        fsdp_text_add_argument(text, spelled.data);
+    fsdp_text_release(&spelled);
+}
+
+void fsdp_text_add_message(fsdp_text *text, const char *message)
+{
+    size_t size = strlen(message), room = 4 * size + 8; /* a byte becomes at most \xHH */
+    char *printable = fsdp_alloc(room, 1);
+    if (!printable) {
+        text->failed = true;
+        return;
+    }
+    fsdp_printable_message(message, size, printable, room);
+    fsdp_text_add(text, printable, strlen(printable));
+    fsdp_free(printable);
+}
+
+/* --- numbers ------------------------------------------------------------------------------------ */
+
+const char *fsdp_spell_bytes(int64_t bytes, char *out, size_t out_size)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", NULL};
+    double value = (double)bytes;
+    int unit = 0;
+    for (; value >= 1024 && units[unit + 1]; unit++)
+        value /= 1024;
+    snprintf(out, out_size, "%.*f %s", unit > 0, value, units[unit]);
+    return out;
+}

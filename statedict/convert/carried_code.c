@@ -5,7 +5,6 @@
  */
 #include "statedict/checkpoint/verify_code.h"
 #include "statedict/convert/convert_job.h"
-#include "statedict/convert/plan_notes.h"
 #include "statedict/manifest/large_value.h"
 #include "statedict/sd/names.h"
 
@@ -15,8 +14,7 @@ typedef struct code_list {
     const fsdp_sd *sd; /* of the source */
     const fsdp_selection *selection;
     fsdp_arena *arena;
-    fsdp_convert_code *items;
-    size_t count;
+    fsdp_note_list *list;
     fsdp_name_list names; /* for the message */
     bool has_tensors;     /* of subclasses, which --drop opaque keeps */
 } code_list;
@@ -31,17 +29,18 @@ static fsdp_status add_item(code_list *list, code_name name, int64_t bytes, cons
                             fsdp_error *err)
 {
     fsdp_text shown = {0};
-    fsdp_convert_code item = {.name = fsdp_arena_strndup(list->arena, name.name, name.size),
-                              .name_size = name.size,
-                              .class_name =
-                                  fsdp_arena_strndup(list->arena, class_name, strlen(class_name)),
-                              .bytes = bytes};
+    size_t size = strlen(class_name);
+    fsdp_note_item item = {.name = fsdp_arena_strndup(list->arena, name.name, name.size),
+                           .name_size = name.size,
+                           .other = fsdp_arena_strndup(list->arena, class_name, size),
+                           .other_size = size,
+                           .number = bytes};
     fsdp_text_add(&shown, name.from, name.from_size);
     fsdp_text_addf(&shown, " (%s)", class_name);
-    bool is_whole = item.name && item.class_name && !shown.failed &&
+    bool is_whole = item.name && item.other && !shown.failed &&
                     fsdp_names_add(&list->names, shown.data, shown.size);
     fsdp_text_release(&shown);
-    list->items[list->count++] = item;
+    list->list->items[list->list->count++] = item;
     return is_whole ? FSDP_OK : fsdp_fail_memory(err, "a plan");
 }
 
@@ -95,7 +94,7 @@ static fsdp_status fail_code(const code_list *list, fsdp_error *err)
 {
     fsdp_text text = {0};
     fsdp_text_addf(&text, "the result would run code when it is loaded");
-    (void)fsdp_names_append(&list->names, list->count == 1 ? "object" : "objects", &text);
+    (void)fsdp_names_append(&list->names, list->list->count == 1 ? "object" : "objects", &text);
     if (holds_tensor(list))
         fsdp_text_addf(&text, "; copy with --opaque copy");
     else
@@ -109,20 +108,20 @@ static fsdp_status fail_code(const code_list *list, fsdp_error *err)
     return st;
 }
 
-fsdp_status fsdp_plan_note_code(fsdp_convert_plan *plan, const convert_job *job,
+fsdp_status fsdp_plan_note_code(fsdp_convert_plan *plan, convert_job *job,
                                 const fsdp_selection *selection, fsdp_error *err)
 {
-    code_list list = {.sd = job->from->manifest.sd, .selection = selection, .arena = plan->memory};
+    fsdp_note_list *found = &job->facts.lists[FSDP_NOTE_CODE];
+    code_list list = {
+        .sd = job->from->manifest.sd, .selection = selection, .arena = plan->memory, .list = found};
     size_t count = fsdp_sd_count(list.sd);
-    list.items = fsdp_arena_alloc(list.arena, count + job->copies.count, sizeof *list.items);
-    fsdp_status st = list.items ? FSDP_OK : fsdp_fail_memory(err, "a plan");
+    found->items = fsdp_arena_alloc(list.arena, count + job->copies.count, sizeof *found->items);
+    fsdp_status st = found->items ? FSDP_OK : fsdp_fail_memory(err, "a plan");
     for (size_t i = 0; i < count && st == FSDP_OK; i++)
         st = check_entry(&list, i, err);
     for (size_t i = 0; i < job->copies.count && st == FSDP_OK; i++)
         st = check_copy(&list, &job->copies, i, err);
-    plan->code = list.items;
-    plan->code_count = list.count;
-    if (st == FSDP_OK && list.count > 0 && job->opts.opaque != FSDP_OPAQUE_COPY)
+    if (st == FSDP_OK && found->count > 0 && job->opts.opaque != FSDP_OPAQUE_COPY)
         st = fail_code(&list, err);
     fsdp_names_release(&list.names);
     return st;

@@ -5,7 +5,6 @@
 #include "base/io/io_cache.h"
 #include "base/io/io_reuse.h"
 #include "statedict/convert/convert_io.h"
-#include "statedict/convert/plan_notes.h"
 
 #include <string.h>
 
@@ -123,14 +122,14 @@ static fsdp_status write_target(convert_job *job, fsdp_error *err)
     return job->target->publish(job, err);
 }
 
-static void report_casts(const convert_job *job, const fsdp_convert_plan *plan)
+static void report_casts(const convert_job *job)
 {
     fsdp_cast_tally sum = {0};
     for (int file = 0; file < job->file_count; file++) {
         fsdp_cast_tally tally = fsdp_cast_sum_get(&job->cast_sums[file]);
         fsdp_cast_tally_add(&sum, &tally);
     }
-    fsdp_cast_report_fill(job->opts.cast, &sum, plan);
+    fsdp_cast_report_fill(job->opts.cast, &sum, job->facts.selected.cast);
 }
 
 static fsdp_status check_source(convert_job *job, const fsdp_convert_plan *plan, fsdp_error *err)
@@ -159,7 +158,7 @@ static fsdp_status convert(convert_job *job, const fsdp_convert_plan *plan, fsdp
     fsdp_flow("statedict/convert/convert.c", "begin '%s'", job->to);
     FSDP_TRY(job->target->begin(job, err));
     FSDP_TRY(write_target(job, err));
-    report_casts(job, plan);
+    report_casts(job);
     return FSDP_OK;
 }
 

@@ -26,6 +26,7 @@
 #include "statedict/commit/commit.h"
 #include "statedict/convert/copied.h"
 #include "statedict/convert/output_place.h"
+#include "statedict/convert/plan_notes.h"
 #include "statedict/convert/plan_text.h"
 #include "statedict/models/config.h"
 #include "statedict/expect/export_check.h"
@@ -68,6 +69,7 @@ typedef struct convert_job {
     bool casts;                /* at least one tensor gets another dtype */
 
     /* plan */
+    fsdp_plan_facts facts;     /* that its notes are made of */
     int threads, workers;      /* an encoded target has one worker, with all threads */
     int64_t slab_bytes, chunk_bytes;
     int64_t tensor_bytes;      /* of the target */
@@ -161,8 +163,7 @@ fsdp_dtype fsdp_convert_source_dtype(const convert_job *job, size_t entry);
 
 /* convert_stages.c: puts the stages of derived tensors that the options ask for on the opened source, and
  * sets from to the last one's, which owns the others. from is NULL when a stage that failed has closed it. */
-fsdp_status fsdp_convert_derive(convert_job *job, fsdp_checkpoint *source, fsdp_convert_plan *plan,
-                                fsdp_error *err);
+fsdp_status fsdp_convert_derive(convert_job *job, fsdp_checkpoint *source, fsdp_error *err);
 /* Returns the type of blocks that --dtype names ("q8_0"); NONE: --dtype casts elements, if anything. */
 fsdp_dtype fsdp_convert_blocks_of(const char *dtype);
 

@@ -7,10 +7,8 @@
 #include "base/data/flow.h"
 #include "base/data/name_path.h"
 #include "statedict/checkpoint/digests.h"
-#include "statedict/checkpoint/unread.h"
 #include "statedict/convert/convert_io.h"
 #include "statedict/sd/layout_internal.h"
-#include "statedict/convert/plan_notes.h"
 #include "statedict/run/hub_cache.h"
 #include "statedict/run/remote_path.h"
 #include "statedict/select/metadata.h"
@@ -78,14 +76,14 @@ static fsdp_status choose_mesh(convert_job *job, fsdp_error *err)
                                                    (const char *[]){"dp"}, NULL, &job->mesh, err);
 }
 
-static fsdp_status form_optim(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+static fsdp_status form_optim(convert_job *job, fsdp_error *err)
 {
     fsdp_optim_form form = job->opts.optim_form;
-    bool nests = job->format->caps.nests_groups || plan->optim_named > 0;
+    bool nests = job->format->caps.nests_groups || job->facts.optim_named > 0;
     if (nests && form == FSDP_OPTIM_FORM_DEFAULT)
         form = FSDP_OPTIM_FORM_NESTED;
     if (job->format->caps.names_groups)
-        return fsdp_optim_form_apply(form, &job->sd, &job->source, &plan->optim_form, err);
+        return fsdp_optim_form_apply(form, &job->sd, &job->source, &job->facts.optim_form, err);
     return form == FSDP_OPTIM_FORM_DEFAULT
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_USAGE,
@@ -93,8 +91,7 @@ static fsdp_status form_optim(convert_job *job, fsdp_convert_plan *plan, fsdp_er
                            job->format->name);
 }
 
-static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection,
-                                     fsdp_convert_plan *plan, fsdp_error *err)
+static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection, fsdp_error *err)
 {
     fsdp_relayout_opts opts = {.kind = job->kind,
                                .mesh = job->mesh ? job->mesh : job->opts.mesh,
@@ -107,7 +104,7 @@ static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection
                             .to = job->to};
     FSDP_TRY(fsdp_ties_drop(job->from, &rules, selection, &job->ties, err));
     FSDP_TRY(fsdp_relayout(job->from->manifest.sd, &opts, selection, &job->sd, &job->source, err));
-    FSDP_TRY(form_optim(job, plan, err));
+    FSDP_TRY(form_optim(job, err));
     job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
     if (!job->owners)
         return fsdp_fail_memory(err, "a conversion");
@@ -130,30 +127,18 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
     if (st == FSDP_DIFFERS)
         return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", job->from->path);
     FSDP_TRY(st);
-    st = describe_selected(job, selection, plan, err);
-    fsdp_noted noted = {.selection = selection,
-                        .count = fsdp_sd_count(from) - job->added.count - job->target_entries,
-                        .notes_ties = job->format->caps.notes_ties,
-                        .ties = &job->ties,
-                        .added = &job->added,
-                        .copies = &job->copies,
-                        .from = job->from->path,
-                        .select = &job->opts.select,
-                        .strips = job->rule_list != NULL};
+    st = describe_selected(job, selection, err);
+    fsdp_export_report report = {0};
     if (st == FSDP_OK)
-        st = fsdp_convert_check_names(job, &noted.model, err);
-    plan->model_missing =
-        (int64_t)noted.model.lost; /* of a failure: fsdp_plan_note has those that may be */
+        st = fsdp_convert_check_names(job, &report, err);
+    plan->model_missing = (int64_t)report.lost;
     if (st == FSDP_OK)
-        st = fsdp_unread_list(job->from, &noted.unread, err);
-    if (st == FSDP_OK)
-        st = fsdp_plan_note(plan, &noted, err);
-    fsdp_names_release(&noted.unread);
-    fsdp_export_report_release(&noted.model);
+        st = fsdp_plan_note_selected(plan, job, selection, &report, err);
+    fsdp_export_report_release(&report);
     if (st == FSDP_OK)
         st = fsdp_plan_note_code(plan, job, selection, err);
-    fsdp_selection_describe(selection, plan);
-    job->casts = plan->cast_tensors > 0;
+    fsdp_selection_count(selection, &job->facts.selected);
+    job->casts = job->facts.selected.cast > 0;
     fsdp_selection_free(selection);
     return st;
 }
@@ -171,17 +156,18 @@ static fsdp_status check_chunk(int64_t chunk, fsdp_error *err)
 /* Chooses the texts that the result has beside its tensors, once the plan has counts of all changes. */
 static fsdp_status keep_metadata(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
-    const int64_t changes = plan->renamed + plan->left_out + plan->dropped + plan->cast_tensors;
+    const fsdp_selection_counts *counts = &job->facts.selected;
+    const int64_t changes = counts->renamed + counts->left_out + counts->dropped + counts->cast;
     const fsdp_metadata_from from = {.path = job->from->path,
                                      .carried = job->from->manifest.metadata,
                                      .contradicting =
                                          fsdp_checkpoint_extra(job->from, "contradicting"),
-                                     .renamed = plan->renamed,
+                                     .renamed = counts->renamed,
                                      .is_changed = changes > 0 || job->from->is_derived};
     fsdp_metadata_choice choice = {0};
     fsdp_status st = fsdp_metadata_choose(&from, &job->opts.select, job->format, &choice, err);
     if (st == FSDP_OK)
-        st = fsdp_plan_note_metadata(plan, &choice.left_out, err);
+        st = fsdp_plan_note_metadata(plan, job, &choice.left_out, err);
     job->metadata = choice.kept;
     choice.kept = NULL;
     fsdp_metadata_choice_release(&choice);
@@ -226,11 +212,11 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
     FSDP_TRY(fsdp_convert_open(from, &job->opts, &source, err));
     plan->source = job->from = source;
     keep_full(job, source);
-    plan->rounded = source->source ? fsdp_source_rounded_count(source->source) : 0;
+    job->facts.rounded = source->source ? fsdp_source_rounded_count(source->source) : 0;
     if (job->format->caps.opaque)
         FSDP_TRY(fsdp_checkpoint_carry_values(source, job->format->caps.classes, err));
     FSDP_TRY(find_copy_from(job, err));
-    FSDP_TRY(fsdp_convert_derive(job, source, plan, err));
+    FSDP_TRY(fsdp_convert_derive(job, source, err));
     const fsdp_copies_places places = {job->from->path, job->to, job->from->manifest.sd,
                                        job->made_config, job->unties};
     FSDP_TRY(fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err));
@@ -353,7 +339,7 @@ static fsdp_status count_work(convert_job *job, fsdp_convert_plan *plan, fsdp_er
         plan->aliases += entry->kind == FSDP_ENTRY_ALIAS && !has_data;
         if (!has_data)
             continue;
-        plan->in_tuples += job->format->caps.lists_tuples && is_in_tuple(entry);
+        job->facts.in_tuples += job->format->caps.lists_tuples && is_in_tuple(entry);
         entry = fsdp_sd_at(job->sd, fsdp_sd_tensor_of(job->sd, i));
         int64_t bytes = fsdp_entry_bytes(entry);
         job->tensor_bytes += bytes;
@@ -361,7 +347,7 @@ static fsdp_status count_work(convert_job *job, fsdp_convert_plan *plan, fsdp_er
                             (int64_t)fsdp_dtype_size(fsdp_convert_source_dtype(job, i));
     }
     if (job->world > 1 && job->kind == FSDP_SHARDED)
-        plan->short_tensors = fsdp_relayout_count_short(job->sd, job->opts.shard_dim);
+        job->facts.short_tensors = fsdp_relayout_count_short(job->sd, job->opts.shard_dim);
     if (!job->opts.skip_verify)
         plan->bytes_checked =
             fsdp_checkpoint_check_bytes(job->from) + fsdp_digests_bytes(job->io, job->from->path);
@@ -433,6 +419,7 @@ fsdp_status fsdp_convert_prepare(convert_job *job, const char *from, fsdp_conver
     divide_memory(job);
     FSDP_TRY(announce_reading(job, err));
     FSDP_TRY(count_work(job, plan, err));
+    FSDP_TRY(fsdp_plan_note(plan, job, err));
     fsdp_flow("statedict/convert/convert_plan.c", "plan: %d files, slabs of at most %lld bytes",
               plan->files, (long long)job->slab_bytes);
     FSDP_TRY(fsdp_plan_identify(job, job->hash, err));

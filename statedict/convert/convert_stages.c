@@ -19,7 +19,6 @@
 /* The stages share what they find about the model. */
 typedef struct convert_stages {
     convert_job *job;
-    fsdp_convert_plan *plan;
     char *config, *config_path; /* config.json; the path is NULL for one that was made */
     size_t config_size;
     fsdp_map_request request;
@@ -54,7 +53,7 @@ static fsdp_status name_optim(convert_stages *stages, fsdp_checkpoint **from,
                   .model_type = job->model_kind.type[0] ? job->model_kind.type : NULL},
         .keeps_order = source.keeps_order,
         .may_stay = source.keeps_order && !stages->config};
-    return fsdp_name_numbered(&opts, from, &stages->plan->optim_named, err);
+    return fsdp_name_numbered(&opts, from, &stages->job->facts.optim_named, err);
 }
 
 static fsdp_status merge_adapter(convert_stages *stages, fsdp_checkpoint **from,
@@ -104,7 +103,7 @@ static fsdp_status fit_types(convert_stages *stages, fsdp_dtype blocks, fsdp_che
     const fsdp_target_types types = {job->format, blocks};
     fsdp_type_report report = {0};
     FSDP_TRY(fsdp_derive_target_types(&types, from, &report, err));
-    stages->plan->encoded += report.encoded;
+    stages->job->facts.encoded += report.encoded;
     const char *between = "";
     size_t size = 0;
     if (report.decoded > 0) {
@@ -171,14 +170,14 @@ static fsdp_status rename_by_map(convert_stages *stages, fsdp_checkpoint **from,
                                  char text[FSDP_STAGE_TEXT], fsdp_error *err)
 {
     convert_job *job = stages->job;
-    fsdp_convert_plan *plan = stages->plan;
+    fsdp_plan_facts *facts = &job->facts;
     const fsdp_map_sides *sides = &stages->sides;
     FSDP_TRY(fsdp_map_rename(&stages->request, from, &stages->sides, err));
     stages->own_entries = fsdp_sd_count((*from)->manifest.sd);
-    plan->is_mapped = sides->is_used;
-    snprintf(plan->map, sizeof plan->map, "%s", sides->name);
-    snprintf(plan->map_from, sizeof plan->map_from, "%s", sides->from);
-    snprintf(plan->map_to, sizeof plan->map_to, "%s", sides->to);
+    facts->is_mapped = sides->is_used;
+    snprintf(facts->map, sizeof facts->map, "%s", sides->name);
+    snprintf(facts->map_from, sizeof facts->map_from, "%s", sides->from);
+    snprintf(facts->map_to, sizeof facts->map_to, "%s", sides->to);
     if (!sides->is_used)
         return FSDP_OK;
     if (sides->from[0] && sides->to[0])
@@ -207,8 +206,8 @@ static fsdp_status add_gguf_pairs(convert_stages *stages, fsdp_checkpoint **from
     if (!stages->sides.needs_pairs)
         return FSDP_OK;
     FSDP_TRY(fsdp_map_add_gguf_pairs(&stages->request, matrices, from, &tokenizer, err));
-    stages->plan->lacks_tokenizer = tokenizer != FSDP_GGUF_TOKENIZER;
-    stages->plan->has_tiktoken = tokenizer == FSDP_GGUF_TIKTOKEN;
+    stages->job->facts.lacks_tokenizer = tokenizer != FSDP_GGUF_TOKENIZER;
+    stages->job->facts.has_tiktoken = tokenizer == FSDP_GGUF_TIKTOKEN;
     count_target_entries(stages, *from);
     return FSDP_OK;
 }
@@ -253,14 +252,14 @@ _Static_assert(sizeof table / sizeof *table == FSDP_STAGES, "the plan has a plac
 
 static fsdp_status run_stages(convert_stages *stages, fsdp_checkpoint **from, fsdp_error *err)
 {
-    fsdp_convert_plan *plan = stages->plan;
+    fsdp_plan_facts *facts = &stages->job->facts;
     for (int i = 0; i < FSDP_STAGES; i++) {
         const fsdp_checkpoint *before = *from;
-        fsdp_convert_stage *stage = &plan->stages[plan->stage_count];
+        fsdp_convert_stage *stage = &facts->stages[facts->stage_count];
         *stage = (fsdp_convert_stage){.name = table[i].name};
         FSDP_TRY(table[i].run(stages, from, stage->text, err));
         if (*from != before)
-            plan->stage_count++;
+            facts->stage_count++;
     }
     return FSDP_OK;
 }
@@ -285,10 +284,9 @@ static fsdp_status find_config(convert_stages *stages, const fsdp_checkpoint *fr
     return FSDP_OK;
 }
 
-fsdp_status fsdp_convert_derive(convert_job *job, fsdp_checkpoint *source, fsdp_convert_plan *plan,
-                                fsdp_error *err)
+fsdp_status fsdp_convert_derive(convert_job *job, fsdp_checkpoint *source, fsdp_error *err)
 {
-    convert_stages stages = {.job = job, .plan = plan};
+    convert_stages stages = {.job = job};
     bool is_made = false;
     fsdp_checkpoint *from = source;
     fsdp_status st = find_config(&stages, from, &is_made, err);
@@ -308,7 +306,7 @@ fsdp_status fsdp_convert_derive(convert_job *job, fsdp_checkpoint *source, fsdp_
         st = run_stages(&stages, &from, err);
     job->from = from;
     fsdp_free(stages.config_path);
-    if (is_made && plan->is_mapped)
+    if (is_made && job->facts.is_mapped)
         job->made_config = stages.config;
     else
         fsdp_free(stages.config);

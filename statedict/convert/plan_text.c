@@ -230,16 +230,17 @@ static void add_copied(const spelling *out)
 }
 
 /* [{"name": ..., "class": ..., "bytes": ...}], only if there are some. */
-static void add_code(const spelling *out, const fsdp_convert_plan *plan)
+static void add_code(const spelling *out)
 {
-    for (size_t i = 0; i < plan->code_count; i++) {
-        const fsdp_convert_code *code = &plan->code[i];
+    const fsdp_note_list *list = &out->job->facts.lists[FSDP_NOTE_CODE];
+    for (size_t i = 0; i < list->count; i++) {
+        const fsdp_note_item *code = &list->items[i];
         fsdp_text_addf(out->text, i == 0 ? ",\n\"code\": [\n  {\"name\": " : ",\n  {\"name\": ");
         fsdp_text_add_json_string(out->text, code->name, code->name_size);
         fsdp_text_addf(out->text, ", \"class\": ");
-        fsdp_text_add_json_string(out->text, code->class_name, strlen(code->class_name));
-        fsdp_text_addf(out->text, ", \"bytes\": %" PRId64 "}%s", code->bytes,
-                       i + 1 == plan->code_count ? "\n]" : "");
+        fsdp_text_add_json_string(out->text, code->other, code->other_size);
+        fsdp_text_addf(out->text, ", \"bytes\": %" PRId64 "}%s", code->number,
+                       i + 1 == list->count ? "\n]" : "");
     }
 }
 
@@ -254,7 +255,7 @@ static fsdp_status add_contents(spelling *out, convert_job *job, const fsdp_conv
     add_entries(out, is_empty, "empty");
     add_tied(out);
     add_copied(out);
-    add_code(out, plan);
+    add_code(out);
     if (job->format->caps.aliases)
         add_entries(out, is_alias, "aliases");
     fsdp_text_addf(out->text, ",\n\"outputs\": [");

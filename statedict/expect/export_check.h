@@ -5,6 +5,7 @@
 
 #include "statedict/sd/access.h"
 #include "statedict/sd/names.h"
+#include "statedict/select/selection.h"
 #include <fsdp/convert.h>
 
 typedef struct fsdp_export_check {

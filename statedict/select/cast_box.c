@@ -92,12 +92,11 @@ fsdp_cast_tally fsdp_cast_sum_get(fsdp_cast_sum *sum)
                              .max_underflow = atomic_load(&sum->max_underflow)};
 }
 
-void fsdp_cast_report_fill(fsdp_cast_report *report, const fsdp_cast_tally *tally,
-                           const fsdp_convert_plan *plan)
+void fsdp_cast_report_fill(fsdp_cast_report *report, const fsdp_cast_tally *tally, int64_t tensors)
 {
     if (!report)
         return;
-    *report = (fsdp_cast_report){.tensors = plan->cast_tensors,
+    *report = (fsdp_cast_report){.tensors = tensors,
                                  .overflows = (int64_t)tally->overflows,
                                  .nans = (int64_t)tally->nans,
                                  .underflows = (int64_t)tally->underflows,

@@ -38,7 +38,6 @@ void fsdp_cast_sum_add(fsdp_cast_sum *sum, const fsdp_cast_tally *tally);
 fsdp_cast_tally fsdp_cast_sum_get(fsdp_cast_sum *sum);
 
 /* report may be NULL. */
-void fsdp_cast_report_fill(fsdp_cast_report *report, const fsdp_cast_tally *tally,
-                           const fsdp_convert_plan *plan);
+void fsdp_cast_report_fill(fsdp_cast_report *report, const fsdp_cast_tally *tally, int64_t tensors);
 
 #endif

@@ -645,17 +645,17 @@ void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry)
     selection->kept--;
 }
 
-void fsdp_selection_describe(const fsdp_selection *selection, fsdp_convert_plan *plan)
+void fsdp_selection_count(const fsdp_selection *selection, fsdp_selection_counts *counts_out)
 {
-    plan->renamed = selection->renamed;
-    plan->left_out = selection->left_out;
-    plan->dropped = selection->dropped;
-    memcpy(plan->prefix, selection->prefix, sizeof plan->prefix);
-    memcpy(plan->casts, selection->casts, sizeof plan->casts);
-    plan->cast_pairs = selection->cast_pairs;
-    plan->optim_uncast = selection->optim_uncast;
-    plan->quantized = selection->scales.integers;
-    plan->quantized_known = selection->scales.known;
+    *counts_out = (fsdp_selection_counts){.renamed = selection->renamed,
+                                          .left_out = selection->left_out,
+                                          .dropped = selection->dropped,
+                                          .cast_pairs = selection->cast_pairs,
+                                          .optim_uncast = selection->optim_uncast,
+                                          .quantized = selection->scales.integers,
+                                          .quantized_known = selection->scales.known};
+    memcpy(counts_out->prefix, selection->prefix, sizeof counts_out->prefix);
+    memcpy(counts_out->casts, selection->casts, sizeof counts_out->casts);
     for (int i = 0; i < selection->cast_pairs; i++)
-        plan->cast_tensors += selection->casts[i].tensors;
+        counts_out->cast += selection->casts[i].tensors;
 }

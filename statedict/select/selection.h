@@ -38,6 +38,32 @@ typedef struct fsdp_selected {
 
 typedef struct fsdp_selection fsdp_selection;
 
+/* Two names of one tensor, of which one is left out. */
+typedef struct fsdp_convert_tie {
+    const char *dropped, *kept;
+    size_t dropped_size, kept_size;
+} fsdp_convert_tie;
+
+enum { FSDP_CAST_PAIRS = 72 }; /* of two types that fsdp casts */
+
+typedef struct fsdp_cast_pair {
+    fsdp_dtype from, to;
+    int64_t tensors;
+} fsdp_cast_pair;
+
+/* What a selection does to the entries. */
+typedef struct fsdp_selection_counts {
+    int64_t renamed;           /* names that change */
+    int64_t left_out, dropped; /* by the part that is taken, by --drop */
+    char prefix[64];           /* that all tensors of the model share ("model."), "" if none */
+    int64_t cast;              /* tensors that get another dtype */
+    fsdp_cast_pair casts[FSDP_CAST_PAIRS];     /* the first cast_pairs are filled in */
+    int cast_pairs;
+    int64_t optim_uncast;      /* floating tensors of the optimizer that a cast of the model leaves */
+    int64_t quantized, quantized_known;        /* weights of integers with scales, which it leaves; of them,
+                                                * those that --dequant knows */
+} fsdp_selection_counts;
+
 /* The source of a selection. */
 typedef struct fsdp_select_from {
     const fsdp_sd *sd;
@@ -70,8 +96,7 @@ bool fsdp_selection_has_weights(const fsdp_selection *selection, const fsdp_sd *
 /* The parts that are taken and left out, for people; empty when nothing is left out. */
 const struct fsdp_part_text *fsdp_selection_parts(const fsdp_selection *selection);
 
-/* Fills in the counts and lists of the selection in a plan. */
-void fsdp_selection_describe(const fsdp_selection *selection, fsdp_convert_plan *plan);
+void fsdp_selection_count(const fsdp_selection *selection, fsdp_selection_counts *counts_out);
 
 /* FSDP_ERR_USAGE when the state dict has names and the patterns (filter.h) select none: that is a mistake,
  * whatever a checkpoint holds. */

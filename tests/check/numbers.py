@@ -83,16 +83,16 @@ def check_scenarios():
 
 
 def check_stages():
-    """The table of stages, the comment of convert.h and the page have the same names in the same order."""
+    """The table of stages, the comment of plan_notes.h and the page have the same names in the same order."""
     table = re.search(r"\} table\[\] = \{\n(.*?)\n\};", read("statedict/convert/convert_stages.c"), re.S)[1]
     stages = re.findall(r'\{"(\w+)",', table)
-    comment = re.search(r"typedef struct fsdp_convert_stage \{\n(.*?)char text", read("statedict/convert.h"),
-                        re.S)[1]
+    comment = re.search(r"typedef struct fsdp_convert_stage \{\n(.*?)char text",
+                        read("statedict/convert/plan_notes.h"), re.S)[1]
     told = re.findall(r"^\| \| `(\w+)`: ", read("docs/flow_convert.md"), re.M)
     if not stages or told != stages:
         problems.append(f"docs/flow_convert.md: the stages are {stages}, not {told}")
     if re.findall(r'"(\w+)"', comment) != stages:
-        problems.append(f"statedict/convert.h: the stages are {stages}")
+        problems.append(f"statedict/convert/plan_notes.h: the stages are {stages}")
 
 
 def main():

@@ -18,8 +18,7 @@ static const char *scaled(double value, double step, const char *const *units, c
 
 const char *cli_bytes(int64_t bytes, char out[CLI_NUMBER])
 {
-    static const char *const units[] = {" B", " KiB", " MiB", " GiB", " TiB", " PiB", NULL};
-    return scaled((double)bytes, 1024, units, out);
+    return fsdp_spell_bytes(bytes, out, CLI_NUMBER);
 }
 
 const char *cli_count(int64_t count, char out[CLI_NUMBER])
@@ -81,38 +80,17 @@ void cli_add_full_name(fsdp_text *text, const char *name, size_t size)
 
 void cli_add_message(fsdp_text *text, const char *message)
 {
-    size_t size = strlen(message), room = 4 * size + 8; /* a byte becomes at most \xHH */
-    char *printable = malloc(room);
-    if (!printable) {
-        text->failed = true;
-        return;
-    }
-    fsdp_printable_message(message, size, printable, room);
-    fsdp_text_add(text, printable, strlen(printable));
-    free(printable);
+    fsdp_text_add_message(text, message);
 }
 
 void cli_add_argument(fsdp_text *text, const char *argument)
 {
-    static const char plain[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./,=+@:%";
-    if (argument[0] && strspn(argument, plain) == strlen(argument)) {
-        fsdp_text_addf(text, " %s", argument);
-        return;
-    }
-    fsdp_text_addf(text, " ");
-    fsdp_text_add_quoted(text, argument);
+    fsdp_text_add_argument(text, argument);
 }
 
 void cli_add_path_argument(fsdp_text *text, const char *path)
 {
-    fsdp_text spelled = {0};
-    fsdp_text_addf(&spelled, "%s%s", path[0] == '-' ? "./" : "", path);
-    if (spelled.failed)
-        text->failed = true;
-    else
-        cli_add_argument(text, spelled.data);
-    fsdp_text_release(&spelled);
+    fsdp_text_add_path_argument(text, path);
 }
 
 void cli_add_padded(fsdp_text *text, const char *data, int width)

@@ -12,6 +12,14 @@ static const char *base_name(const char *path)
     return slash && slash[1] ? slash + 1 : path;
 }
 
+const fsdp_convert_note *convert_find_note(const fsdp_convert_plan *plan, fsdp_note_kind kind)
+{
+    for (size_t i = 0; plan && i < plan->note_count; i++)
+        if (plan->notes[i].kind == kind)
+            return &plan->notes[i];
+    return NULL;
+}
+
 static bool is_ours(const convert_options *opts)
 {
     return convert_target(opts)->caps.has_kinds;
@@ -37,67 +45,21 @@ static void add_source(fsdp_text *text, const fsdp_checkpoint_info *info)
     fsdp_text_addf(text, ") -> ");
 }
 
-/* "  model 29 · ema 29 left out · optimizer left out (--part ema takes other weights, ...)" */
-static void add_left_out(fsdp_text *text, const convert_options *opts,
-                         const fsdp_convert_plan *plan)
+/* Adds the lines of a note that a plan has. */
+static void add_note(fsdp_text *text, const fsdp_convert_note *note)
 {
-    if (plan->parts && opts->convert.select.only != FSDP_ONLY_OPTIM) {
-        fsdp_text_addf(text, "  %s (", plan->parts);
-        if (plan->other_part) {
-            fsdp_text_addf(text, "--part");
-            cli_add_argument(text, plan->other_part);
-            fsdp_text_addf(text, " takes those weights, ");
-        }
-        fsdp_text_addf(text, "--only all everything)\n");
-        return;
+    for (const char *at = note->text; *at && note->level != FSDP_NOTE_IN_SHORT;) {
+        size_t size = strcspn(at, "\n");
+        fsdp_text_addf(text, "  %.*s\n", (int)size, at);
+        at += size + (at[size] == '\n');
     }
-    fsdp_text_addf(text, "  %" PRId64 " %s of the %s left out (--only all takes everything)\n",
-                   plan->left_out, plan->left_out == 1 ? "entry" : "entries",
-                   opts->convert.select.only == FSDP_ONLY_OPTIM ? "model" : "optimizer");
 }
 
-/* Names of hf are stripped already, and those of a universal checkpoint are the engine's. */
-static bool keeps_prefix(const convert_options *opts)
+void convert_say_notes(const fsdp_convert_plan *plan)
 {
-    const fsdp_caps *caps = &convert_target(opts)->caps;
-    return caps->for_loaders || caps->plain_names;
-}
-
-/* Lines for entries that are renamed, cast, dropped or left out. */
-static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
-{
-    char number[CLI_NUMBER];
-    for (int i = 0; i < plan->stage_count; i++)
-        if (plan->stages[i].text[0])
-            fsdp_text_addf(text, "  %s\n", plan->stages[i].text);
-    convert_add_note(text, CONVERT_NOTE_NAMES, opts, plan);
-    convert_add_note(text, CONVERT_NOTE_STRIPPED, opts, plan);
-    if (plan->renamed > 0 && !plan->strips)
-        fsdp_text_addf(text, "  rename %s\n", cli_plural(plan->renamed, "name", number));
-    if (plan->left_out > 0)
-        add_left_out(text, opts, plan);
-    if (plan->dropped > 0)
-        fsdp_text_addf(text, "  %" PRId64 " dropped (--drop)\n", plan->dropped);
-    if (plan->cast_tensors > 0)
-        convert_add_casts(text, plan);
-    convert_add_carried(text, opts, plan);
-    convert_add_note(text, CONVERT_NOTE_FORM, opts, plan);
-    convert_add_note(text, CONVERT_NOTE_TOKENIZER, opts, plan);
-    convert_add_note(text, CONVERT_NOTE_ROUNDED, opts, plan);
-    convert_add_note(text, CONVERT_NOTE_TUPLES, opts, plan);
-    convert_add_note(text, CONVERT_NOTE_CONFIG, opts, plan);
-    convert_add_note(text, CONVERT_NOTE_METADATA, opts, plan);
-    convert_add_note(text, CONVERT_NOTE_DIRECTORY, opts, plan);
-    convert_add_note(text, CONVERT_NOTE_ADDED, opts, plan);
-    convert_add_note(text, CONVERT_NOTE_QUANTIZED, opts, plan);
-    convert_add_note(text, CONVERT_NOTE_SHORT, opts, plan);
-    if (plan->prefix[0] && !is_ours(opts) && !keeps_prefix(opts)) {
-        fsdp_text_addf(text, "  all names of the model begin with '%s': --rename 's/^",
-                       plan->prefix);
-        for (const char *c = plan->prefix; *c; c++)
-            fsdp_text_addf(text, *c == '.' ? "\\%c" : "%c", *c);
-        fsdp_text_addf(text, "//' strips it\n");
-    }
+    for (size_t i = 0; i < plan->note_count; i++)
+        if (plan->notes[i].level != FSDP_NOTE_LINE)
+            cli_say("note", "%s", plan->notes[i].text);
 }
 
 void convert_add_plan(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
@@ -131,7 +93,8 @@ void convert_add_plan(fsdp_text *text, const convert_options *opts, const fsdp_c
         fsdp_text_addf(text,
                        "  unpack %s temporarily beside the result (packed, read out of order)\n",
                        cli_bytes(plan->bytes_spooled, number));
-    add_changes(text, opts, plan);
+    for (size_t i = 0; i < plan->note_count; i++)
+        add_note(text, &plan->notes[i]);
 }
 
 /* DST.xxh3, as JSON or for people. */
@@ -152,55 +115,165 @@ static void add_digest_file(fsdp_text *text, const convert_options *opts, bool j
     fsdp_text_release(&path);
 }
 
-void convert_add_json(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan,
-                      const convert_outcome *outcome)
+/* --- JSON ------------------------------------------------------------------------------------- */
+
+static void add_string(fsdp_text *text, const char *before, const char *data, size_t size)
 {
-    const fsdp_checkpoint_info *info = fsdp_checkpoint_describe(plan->source);
-    fsdp_text_addf(text, "{\"schema\": 1, \"from\": ");
-    fsdp_text_add_json_shown(text, info->path, strlen(info->path));
-    fsdp_text_addf(text, ", \"to\": ");
-    fsdp_text_add_json_shown(text, opts->to, strlen(opts->to));
-    fsdp_text_addf(text, ",\n \"format\": \"%s\"", opts->convert.format);
-    if (is_ours(opts))
-        fsdp_text_addf(text, ", \"kind\": \"%s\"", cli_kind(opts->convert.kind));
-    fsdp_text_addf(text, ", \"world_size\": %d, \"files\": %d", plan->world, plan->files);
-    fsdp_text_addf(text,
-                   ",\n \"tensors\": %" PRId64 ", \"values\": %" PRId64 ", \"aliases\": %" PRId64,
-                   plan->tensors, plan->values, plan->aliases);
-    fsdp_text_addf(text, ",\n \"bytes_checked\": %" PRId64, plan->bytes_checked);
-    fsdp_text_addf(text,
-                   ", \"bytes_read\": %" PRId64 ", \"bytes_written\": %" PRId64
-                   ", \"peak_memory\": %" PRId64,
-                   plan->bytes_read, plan->bytes_written, plan->peak_memory);
-    fsdp_text_addf(text,
-                   ",\n \"renamed\": %" PRId64 ", \"left_out\": %" PRId64 ", \"dropped\": %" PRId64,
-                   plan->renamed, plan->left_out + (int64_t)plan->tied_count, plan->dropped);
-    if (plan->stage_count > 0) {
-        fsdp_text_addf(text, ", \"stages\": [");
-        for (int i = 0; i < plan->stage_count; i++)
-            fsdp_text_addf(text, "%s\"%s\"", i > 0 ? ", " : "", plan->stages[i].name);
-        fsdp_text_addf(text, "]");
+    fsdp_text_addf(text, "%s", before);
+    fsdp_text_add_json_shown(text, data, size);
+}
+
+typedef struct json_member json_member;
+typedef void (*json_add)(fsdp_text *text, const fsdp_convert_plan *plan,
+                         const fsdp_convert_note *note);
+
+static void add_count(fsdp_text *text, const fsdp_convert_plan *plan, const fsdp_convert_note *note)
+{
+    (void)plan;
+    fsdp_text_addf(text, "%" PRId64, note->count);
+}
+
+/* Tied names are left out, too. */
+static void add_left_out(fsdp_text *text, const fsdp_convert_plan *plan,
+                         const fsdp_convert_note *note)
+{
+    const fsdp_convert_note *tied = convert_find_note(plan, FSDP_NOTE_TIED);
+    fsdp_text_addf(text, "%" PRId64, note->count + (tied ? tied->count : 0));
+}
+
+static void add_true(fsdp_text *text, const fsdp_convert_plan *plan, const fsdp_convert_note *note)
+{
+    (void)plan;
+    (void)note;
+    fsdp_text_addf(text, "true");
+}
+
+static void add_word(fsdp_text *text, const fsdp_convert_plan *plan, const fsdp_convert_note *note)
+{
+    (void)plan;
+    add_string(text, "", note->items[0].name, note->items[0].name_size);
+}
+
+static void add_names(fsdp_text *text, const fsdp_convert_plan *plan, const fsdp_convert_note *note)
+{
+    (void)plan;
+    fsdp_text_addf(text, "[");
+    for (size_t i = 0; i < note->item_count; i++)
+        add_string(text, i > 0 ? ", " : "", note->items[i].name, note->items[i].name_size);
+    fsdp_text_addf(text, "]");
+}
+
+static void add_stages(fsdp_text *text, const fsdp_convert_plan *plan,
+                       const fsdp_convert_note *first)
+{
+    fsdp_text_addf(text, "[");
+    for (size_t i = 0; i < plan->note_count; i++)
+        if (plan->notes[i].kind == FSDP_NOTE_STAGE)
+            fsdp_text_addf(text, "%s\"%s\"", &plan->notes[i] == first ? "" : ", ",
+                           plan->notes[i].items[0].name);
+    fsdp_text_addf(text, "]");
+}
+
+static void add_pairs(fsdp_text *text, const fsdp_convert_plan *plan, const fsdp_convert_note *note)
+{
+    (void)plan;
+    fsdp_text_addf(text, "{");
+    for (size_t i = 0; i < note->item_count; i++) {
+        add_string(text, i > 0 ? ", " : "", note->items[i].name, note->items[i].name_size);
+        add_string(text, ": ", note->items[i].other, note->items[i].other_size);
     }
-    if (plan->optim_form)
-        fsdp_text_addf(text, ", \"optim\": \"%s\"",
-                       plan->optim_form == FSDP_OPTIM_FORM_FLAT ? "flat" : "nested");
-    if (plan->quantized > 0)
-        fsdp_text_addf(text, ", \"quantized\": %" PRId64, plan->quantized);
-    if (plan->rounded > 0)
-        fsdp_text_addf(text, ", \"rounded\": %" PRId64, plan->rounded);
-    if (plan->in_tuples > 0)
-        fsdp_text_addf(text, ", \"in_tuples\": %" PRId64, plan->in_tuples);
-    if (plan->lacks_tokenizer)
-        fsdp_text_addf(text, ", \"lacks_tokenizer\": true");
-    if (convert_is_given(opts, "shard-dim"))
-        fsdp_text_addf(text, ", \"short_tensors\": %" PRId64, plan->short_tensors);
+    fsdp_text_addf(text, "}");
+}
+
+static void add_code(fsdp_text *text, const fsdp_convert_plan *plan, const fsdp_convert_note *note)
+{
+    (void)plan;
+    fsdp_text_addf(text, "[");
+    for (size_t i = 0; i < note->item_count; i++) {
+        const fsdp_note_item *code = &note->items[i];
+        add_string(text, i > 0 ? ", {\"name\": " : "{\"name\": ", code->name, code->name_size);
+        add_string(text, ", \"class\": ", code->other, code->other_size);
+        fsdp_text_addf(text, ", \"bytes\": %" PRId64 "}", code->number);
+    }
+    fsdp_text_addf(text, "]");
+}
+
+static const fsdp_convert_note no_note;
+
+static void add_model(fsdp_text *text, const fsdp_convert_plan *plan, const fsdp_convert_note *note)
+{
+    const fsdp_convert_note *extra = convert_find_note(plan, FSDP_NOTE_EXTRA);
+    add_string(text, "{\"type\": ", note->items[0].name, note->items[0].name_size);
     fsdp_text_addf(text,
-                   ",\n \"bytes_spooled\": %" PRId64 ", \"bytes_needed\": %" PRId64
-                   ", \"free_bytes\": %" PRId64 ",",
-                   plan->bytes_spooled, plan->bytes_needed, plan->free_bytes);
-    convert_add_carried_json(text, plan);
-    if (plan->cast_tensors > 0)
-        convert_add_casts_json(text, opts, plan);
+                   ", \"tensors\": %" PRId64 ", \"missing\": %" PRId64 ", \"extra\": ", note->count,
+                   note->items[0].number);
+    add_names(text, plan, extra ? extra : &no_note);
+    fsdp_text_addf(text, "}");
+}
+
+static void add_casts(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    const fsdp_convert_note *note = convert_find_note(plan, FSDP_NOTE_CAST);
+    const fsdp_cast_report *cast = &opts->cast;
+    if (!note)
+        return;
+    fsdp_text_addf(text, "\"cast\": {\"tensors\": %" PRId64 ", \"types\": [", note->count);
+    for (size_t i = 0; i < note->item_count; i++)
+        fsdp_text_addf(text, "%s{\"from\": \"%s\", \"to\": \"%s\", \"tensors\": %" PRId64 "}",
+                       i > 0 ? ", " : "", note->items[i].name, note->items[i].other,
+                       note->items[i].number);
+    fsdp_text_addf(text, "]");
+    if (!opts->plan) {
+        fsdp_text_addf(text,
+                       ", \"overflow\": %" PRId64 ", \"nan\": %" PRId64 ", \"underflow\": %" PRId64
+                       ", \"max_rel_rounding\": ",
+                       cast->overflows, cast->nans, cast->underflows);
+        fsdp_text_add_f64(text, cast->max_rounding);
+    }
+    fsdp_text_addf(text, "},\n ");
+}
+
+/* Members that are made of notes: in the first line, and in lines of their own. */
+static const struct json_member {
+    const char *before;
+    fsdp_note_kind kind;
+    json_add add;
+    bool is_always;
+} numbers[] = {{",\n \"renamed\": ", FSDP_NOTE_RENAMED, add_count, true},
+               {", \"left_out\": ", FSDP_NOTE_LEFT_OUT, add_left_out, true},
+               {", \"dropped\": ", FSDP_NOTE_DROPPED, add_count, true},
+               {", \"stages\": ", FSDP_NOTE_STAGE, add_stages, false},
+               {", \"optim\": ", FSDP_NOTE_OPTIM, add_word, false},
+               {", \"quantized\": ", FSDP_NOTE_QUANTIZED, add_count, false},
+               {", \"rounded\": ", FSDP_NOTE_ROUNDED, add_count, false},
+               {", \"in_tuples\": ", FSDP_NOTE_TUPLES, add_count, false},
+               {", \"lacks_tokenizer\": ", FSDP_NOTE_TOKENIZER, add_true, false}},
+  short_tensors[] = {{", \"short_tensors\": ", FSDP_NOTE_SHORT, add_count, true}},
+  lists[] = {{",\n \"unread\": ", FSDP_NOTE_UNREAD, add_names, false},
+             {",\n \"metadata_left_out\": ", FSDP_NOTE_METADATA, add_names, false},
+             {",\n \"model\": ", FSDP_NOTE_MODEL, add_model, false},
+             {",\n \"parts\": ", FSDP_NOTE_LEFT_OUT, add_word, false},
+             {",\n \"tied\": ", FSDP_NOTE_TIED, add_pairs, true},
+             {", \"copied\": ", FSDP_NOTE_COPIED, add_names, true},
+             {", \"code\": ", FSDP_NOTE_CODE, add_code, true},
+             {", \"missing\": ", FSDP_NOTE_MISSING, add_names, true}};
+
+static void add_members(fsdp_text *text, const fsdp_convert_plan *plan, const json_member *members,
+                        size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const fsdp_convert_note *note = convert_find_note(plan, members[i].kind);
+        bool lacks_item = note && members[i].add == add_word && note->item_count == 0;
+        if ((!note && !members[i].is_always) || lacks_item)
+            continue;
+        fsdp_text_addf(text, "%s", members[i].before);
+        members[i].add(text, plan, note ? note : &no_note);
+    }
+}
+
+static void add_outcome(fsdp_text *text, const convert_options *opts,
+                        const convert_outcome *outcome)
+{
     if (opts->plan)
         fsdp_text_addf(text, "\"written\": false");
     else
@@ -218,6 +291,37 @@ void convert_add_json(fsdp_text *text, const convert_options *opts, const fsdp_c
         cli_add_json_error(text, outcome->failure->status, outcome->failure);
     }
     fsdp_text_addf(text, "}\n");
+}
+
+void convert_add_json(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan,
+                      const convert_outcome *outcome)
+{
+    const fsdp_checkpoint_info *info = fsdp_checkpoint_describe(plan->source);
+    add_string(text, "{\"schema\": 1, \"from\": ", info->path, strlen(info->path));
+    add_string(text, ", \"to\": ", opts->to, strlen(opts->to));
+    fsdp_text_addf(text, ",\n \"format\": \"%s\"", opts->convert.format);
+    if (is_ours(opts))
+        fsdp_text_addf(text, ", \"kind\": \"%s\"", cli_kind(opts->convert.kind));
+    fsdp_text_addf(text, ", \"world_size\": %d, \"files\": %d", plan->world, plan->files);
+    fsdp_text_addf(text,
+                   ",\n \"tensors\": %" PRId64 ", \"values\": %" PRId64 ", \"aliases\": %" PRId64,
+                   plan->tensors, plan->values, plan->aliases);
+    fsdp_text_addf(text, ",\n \"bytes_checked\": %" PRId64, plan->bytes_checked);
+    fsdp_text_addf(text,
+                   ", \"bytes_read\": %" PRId64 ", \"bytes_written\": %" PRId64
+                   ", \"peak_memory\": %" PRId64,
+                   plan->bytes_read, plan->bytes_written, plan->peak_memory);
+    add_members(text, plan, numbers, sizeof numbers / sizeof *numbers);
+    if (convert_is_given(opts, "shard-dim"))
+        add_members(text, plan, short_tensors, 1);
+    fsdp_text_addf(text,
+                   ",\n \"bytes_spooled\": %" PRId64 ", \"bytes_needed\": %" PRId64
+                   ", \"free_bytes\": %" PRId64,
+                   plan->bytes_spooled, plan->bytes_needed, plan->free_bytes);
+    add_members(text, plan, lists, sizeof lists / sizeof *lists);
+    fsdp_text_addf(text, ",\n ");
+    add_casts(text, opts, plan);
+    add_outcome(text, opts, outcome);
 }
 
 /* "HEX  NAME"; where a backslash or an end of line is in the name, spelled as sha256sum does. */
@@ -249,25 +353,38 @@ void convert_add_digest(fsdp_text *text, bool json, const char *name, const uint
     fsdp_text_addf(text, "\"");
 }
 
+/* "0 overflow, 0 NaN, max rel rounding 3.9e-03, " */
+static void add_cast_result(fsdp_text *text, const fsdp_cast_report *cast)
+{
+    fsdp_text_addf(text, "%" PRId64 " overflow, ", cast->overflows);
+    if (cast->underflows > 0)
+        fsdp_text_addf(text, "%" PRId64 " underflow, ", cast->underflows);
+    fsdp_text_addf(text, "%" PRId64 " NaN, max rel rounding %.1e, ", cast->nans,
+                   cast->max_rounding);
+}
+
 void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan,
                       const convert_outcome *outcome)
 {
     double seconds = outcome->seconds;
+    const fsdp_convert_note *quantized = convert_find_note(plan, FSDP_NOTE_QUANTIZED);
+    const fsdp_convert_note *left_out = convert_find_note(plan, FSDP_NOTE_LEFT_OUT);
     char number[CLI_NUMBER];
     fsdp_text_addf(text, "ok    %s, ", cli_plural(plan->tensors, "tensor", number));
     fsdp_text_addf(text, "%s in %.2f s ", cli_bytes(plan->bytes_written, number), seconds);
     fsdp_text_addf(text, "(%s), ", cli_rate(plan->bytes_written, seconds, number));
-    if (plan->cast_tensors > 0)
-        convert_add_cast_result(text, &opts->cast);
-    if (plan->quantized > 0)
-        fsdp_text_addf(text, "%s still quantized, ", cli_plural(plan->quantized, "weight", number));
+    if (convert_find_note(plan, FSDP_NOTE_CAST))
+        add_cast_result(text, &opts->cast);
+    if (quantized)
+        fsdp_text_addf(text, "%s still quantized, ",
+                       cli_plural(quantized->count, "weight", number));
     fsdp_text_addf(text, "%s", opts->convert.skip_verify ? "not verified" : "verified by re-read");
     if (opts->write_digests && !outcome->failure) {
         fsdp_text_addf(text, ", digests in ");
         add_digest_file(text, opts, false);
     }
     fsdp_text_addf(text, "\n");
-    if (plan->parts && opts->convert.select.only == FSDP_ONLY_DEFAULT)
-        add_left_out(text, opts, plan);
+    if (left_out && left_out->item_count > 0 && opts->convert.select.only == FSDP_ONLY_DEFAULT)
+        add_note(text, left_out);
     convert_add_next(text, opts, plan);
 }

@@ -143,9 +143,12 @@ Test(carried_code, a_plan_names_it_and_does_not_allow_it)
     cr_assert_eq(fsdp_conversion_open(source, target, &opts, &conversion, &err), FSDP_OK, "%s",
                  err.text);
     const fsdp_convert_plan *plan = fsdp_conversion_plan(conversion);
-    cr_assert_eq(plan->code_count, 1);
-    cr_expect_str_eq(plan->code[0].name, "object");
-    cr_expect_str_eq(plan->code[0].class_name, "my.mod.C");
+    const fsdp_convert_note *note = plan->notes;
+    while (note < plan->notes + plan->note_count && note->kind != FSDP_NOTE_CODE)
+        note++;
+    cr_assert(note < plan->notes + plan->note_count && note->count == 1 && note->item_count == 1);
+    cr_expect_str_eq(note->items[0].name, "object");
+    cr_expect_str_eq(note->items[0].other, "my.mod.C");
     fsdp_conversion_close(conversion);
     opts.opaque = FSDP_OPAQUE_REFUSE;
     cr_expect_eq(fsdp_checkpoint_convert(source, target, &opts, &err), FSDP_ERR_USAGE);
