@@ -1,9 +1,226 @@
 /* The table of the arithmetic of models on the host, its threads and its memory. See nn.h. */
 #include "kernels/nn/nn_cpu.h"
-
 #include "base/core/mem.h"
 
+#include <math.h>
 #include <string.h>
+
+/* === activations and sums ===================================================================== */
+
+/* Activations, with or without a gate, and plain sums of arrays. */
+
+enum { GRAIN = 64 };
+
+static void activate(fsdp_nn_cpu *cpu, const void *call, fsdp_nn_part part)
+{
+    cpu->loops->activate(call, part.first, part.last);
+}
+
+static void nn_cpu_activate(fsdp_nn *nn, const fsdp_nn_activation *call)
+{
+    fsdp_nn_cpu_run((fsdp_nn_cpu *)nn,
+                    (fsdp_nn_cut){.count = call->count, .grain = GRAIN, .work = 1}, activate, call);
+}
+
+static void activate_grad(fsdp_nn_cpu *cpu, const void *call, fsdp_nn_part part)
+{
+    cpu->loops->activate_grad(call, part.first, part.last);
+}
+
+static void nn_cpu_activate_grad(fsdp_nn *nn, const fsdp_nn_activation_grad *call)
+{
+    fsdp_nn_cpu_run((fsdp_nn_cpu *)nn,
+                    (fsdp_nn_cut){.count = call->count, .grain = GRAIN, .work = 1}, activate_grad,
+                    call);
+}
+
+typedef struct add_job {
+    float *to;
+    const float *from;
+} add_job;
+
+static void add(fsdp_nn_cpu *cpu, const void *context, fsdp_nn_part part)
+{
+    const add_job *job = context;
+    cpu->loops->add(job->to + part.first, job->from + part.first, part.last - part.first);
+}
+
+static void nn_cpu_add(fsdp_nn *nn, float *to, const float *from, int64_t count)
+{
+    add_job job = {to, from};
+    fsdp_nn_cpu_run((fsdp_nn_cpu *)nn, (fsdp_nn_cut){.count = count, .grain = GRAIN, .work = 1},
+                    add, &job);
+}
+
+/* === norms ==================================================================================== */
+
+/* Norms of rows, and sums of columns, which are cut along columns so that each is summed in row order. */
+
+enum { COLUMN_GRAIN = 16 };
+
+static void norm_rows(fsdp_nn_cpu *cpu, const void *call, fsdp_nn_part part)
+{
+    for (int64_t row = part.first; row < part.last; row++)
+        cpu->loops->norm(call, row);
+}
+
+static void nn_cpu_norm(fsdp_nn *nn, const fsdp_nn_norm *call)
+{
+    fsdp_nn_cpu_run((fsdp_nn_cpu *)nn,
+                    (fsdp_nn_cut){.count = call->rows, .grain = 1, .work = call->columns},
+                    norm_rows, call);
+}
+
+static void norm_grad_rows(fsdp_nn_cpu *cpu, const void *call, fsdp_nn_part part)
+{
+    for (int64_t row = part.first; row < part.last; row++)
+        cpu->loops->norm_grad(call, row);
+}
+
+static void norm_grad_columns(fsdp_nn_cpu *cpu, const void *call, fsdp_nn_part part)
+{
+    cpu->loops->norm_grad_columns(call, part.first, part.last);
+}
+
+static void nn_cpu_norm_grad(fsdp_nn *nn, const fsdp_nn_norm_grad *call)
+{
+    fsdp_nn_cpu *cpu = (fsdp_nn_cpu *)nn;
+    fsdp_nn_cpu_run(cpu, (fsdp_nn_cut){.count = call->rows, .grain = 1, .work = call->columns},
+                    norm_grad_rows, call);
+    if (call->dweight || call->dbias)
+        fsdp_nn_cpu_run(
+            cpu, (fsdp_nn_cut){.count = call->columns, .grain = COLUMN_GRAIN, .work = call->rows},
+            norm_grad_columns, call);
+}
+
+typedef struct column_sums_job {
+    float *sums;
+    const float *x;
+    int64_t rows, columns;
+} column_sums_job;
+
+static void sum_columns(fsdp_nn_cpu *cpu, const void *context, fsdp_nn_part part)
+{
+    const column_sums_job *job = context;
+    for (int64_t row = 0; row < job->rows; row++)
+        cpu->loops->add(job->sums + part.first, job->x + row * job->columns + part.first,
+                        part.last - part.first);
+}
+
+static void nn_cpu_column_sums(fsdp_nn *nn, float *sums, const float *x, int64_t rows,
+                               int64_t columns)
+{
+    column_sums_job job = {sums, x, rows, columns};
+    fsdp_nn_cpu_run((fsdp_nn_cpu *)nn,
+                    (fsdp_nn_cut){.count = columns, .grain = COLUMN_GRAIN, .work = rows},
+                    sum_columns, &job);
+}
+
+/* === rotations ================================================================================ */
+
+/* Rotary positions: pairs of elements of a head, head_dim / 2 apart, rotated by an angle of their
+ * position. */
+
+static void rotate_rows(fsdp_nn_cpu *cpu, const void *context, fsdp_nn_part part)
+{
+    const fsdp_nn_rotation *call = context;
+    const int64_t half = call->head_dim / 2;
+    for (int64_t row = part.first; row < part.last; row++) {
+        int64_t table = (call->first + row % call->length) * half;
+        float *x = call->x + row * call->row;
+        for (int64_t head = 0; head < call->heads; head++)
+            cpu->loops->rotate(x + head * call->head_dim, call->cos + table, call->sin + table,
+                               half, call->backward);
+    }
+}
+
+static void nn_cpu_rotate(fsdp_nn *nn, const fsdp_nn_rotation *call)
+{
+    fsdp_nn_cut cut = {
+        .count = call->sequences * call->length, .grain = 1, .work = call->heads * call->head_dim};
+    fsdp_nn_cpu_run((fsdp_nn_cpu *)nn, cut, rotate_rows, call);
+}
+
+/* === embeddings =============================================================================== */
+
+/* Rows of a table by their ids. Gradients are cut along columns, so that rows are added in their order. */
+
+enum { EMBED_COLUMN_GRAIN = 16 };
+
+static void embed_rows(fsdp_nn_cpu *cpu, const void *context, fsdp_nn_part part)
+{
+    const fsdp_nn_embedding *call = context;
+    const int64_t columns = call->columns;
+    for (int64_t row = part.first; row < part.last; row++) {
+        const float *from = call->table + call->ids[row] * columns;
+        float *out = call->out + row * columns;
+        int64_t position = call->first + row % call->length;
+        if (call->positions)
+            cpu->loops->sum(out, from, call->positions + position * columns, columns);
+        else
+            memcpy(out, from, (size_t)columns * sizeof *out);
+    }
+}
+
+static void nn_cpu_embed(fsdp_nn *nn, const fsdp_nn_embedding *call)
+{
+    fsdp_nn_cut cut = {.count = call->sequences * call->length, .grain = 1, .work = call->columns};
+    fsdp_nn_cpu_run((fsdp_nn_cpu *)nn, cut, embed_rows, call);
+}
+
+static void embed_grad_columns(fsdp_nn_cpu *cpu, const void *context, fsdp_nn_part part)
+{
+    const fsdp_nn_embedding_grad *call = context;
+    const int64_t columns = call->columns, width = part.last - part.first;
+    for (int64_t row = 0; row < call->sequences * call->length; row++) {
+        const float *dout = call->dout + row * columns + part.first;
+        cpu->loops->add(call->dtable + call->ids[row] * columns + part.first, dout, width);
+        if (call->dpositions)
+            cpu->loops->add(call->dpositions + row % call->length * columns + part.first, dout,
+                            width);
+    }
+}
+
+static void nn_cpu_embed_grad(fsdp_nn *nn, const fsdp_nn_embedding_grad *call)
+{
+    fsdp_nn_cut cut = {.count = call->columns,
+                       .grain = EMBED_COLUMN_GRAIN,
+                       .work = call->sequences * call->length};
+    fsdp_nn_cpu_run((fsdp_nn_cpu *)nn, cut, embed_grad_columns, call);
+}
+
+/* === cross entropy ============================================================================ */
+
+/* Softmax and cross entropy of rows of logits; the gradient takes their place. */
+
+static void cross_entropy_rows(fsdp_nn_cpu *cpu, const void *context, fsdp_nn_part part)
+{
+    const fsdp_nn_cross_entropy *call = context;
+    const fsdp_nn_loops *loops = cpu->loops;
+    for (int64_t row = part.first; row < part.last; row++) {
+        float *logits = call->logits + row * call->columns;
+        const int64_t target = call->targets[row];
+        float largest = loops->largest(logits, call->columns);
+        double right = (double)logits[target];
+        double sum = loops->exponentials(call->keeps_logits ? NULL : logits, logits, call->columns,
+                                         1.0f, largest);
+        if (call->losses)
+            call->losses[row] = log(sum) + ((double)largest - right);
+        if (call->keeps_logits)
+            continue;
+        float right_exp = logits[target];
+        loops->multiply(logits, call->columns, (float)(call->scale / sum));
+        logits[target] = (float)(call->scale * ((double)right_exp / sum - 1));
+    }
+}
+
+static void nn_cpu_cross_entropy(fsdp_nn *nn, const fsdp_nn_cross_entropy *call)
+{
+    fsdp_nn_cut cut = {.count = call->rows, .grain = 1, .work = call->columns};
+    fsdp_nn_cpu_run((fsdp_nn_cpu *)nn, cut, cross_entropy_rows, call);
+}
+
+/* === the table ================================================================================ */
 
 /* --- arrays ----------------------------------------------------------------------------------- */
 
@@ -88,18 +305,18 @@ static const fsdp_nn_ops cpu_ops = {
     .upload = copy_array,
     .download = copy_array,
     .product = fsdp_nn_cpu_product,
-    .column_sums = fsdp_nn_cpu_column_sums,
-    .add = fsdp_nn_cpu_add,
-    .norm = fsdp_nn_cpu_norm,
-    .norm_grad = fsdp_nn_cpu_norm_grad,
-    .activate = fsdp_nn_cpu_activate,
-    .activate_grad = fsdp_nn_cpu_activate_grad,
-    .rotate = fsdp_nn_cpu_rotate,
+    .column_sums = nn_cpu_column_sums,
+    .add = nn_cpu_add,
+    .norm = nn_cpu_norm,
+    .norm_grad = nn_cpu_norm_grad,
+    .activate = nn_cpu_activate,
+    .activate_grad = nn_cpu_activate_grad,
+    .rotate = nn_cpu_rotate,
     .attend = fsdp_nn_cpu_attend,
     .attend_grad = fsdp_nn_cpu_attend_grad,
-    .embed = fsdp_nn_cpu_embed,
-    .embed_grad = fsdp_nn_cpu_embed_grad,
-    .cross_entropy = fsdp_nn_cpu_cross_entropy,
+    .embed = nn_cpu_embed,
+    .embed_grad = nn_cpu_embed_grad,
+    .cross_entropy = nn_cpu_cross_entropy,
     .finish = finish,
     .close = close_cpu,
 };

@@ -55,17 +55,7 @@ bool fsdp_nn_cpu_reserve(fsdp_nn_cpu *cpu, int64_t rows, int64_t columns);
 
 /* The entries of the table. */
 void fsdp_nn_cpu_product(fsdp_nn *nn, const fsdp_nn_product *call);
-void fsdp_nn_cpu_column_sums(fsdp_nn *nn, float *sums, const float *x, int64_t rows, int64_t columns);
-void fsdp_nn_cpu_norm(fsdp_nn *nn, const fsdp_nn_norm *call);
-void fsdp_nn_cpu_norm_grad(fsdp_nn *nn, const fsdp_nn_norm_grad *call);
-void fsdp_nn_cpu_add(fsdp_nn *nn, float *to, const float *from, int64_t count);
-void fsdp_nn_cpu_activate(fsdp_nn *nn, const fsdp_nn_activation *call);
-void fsdp_nn_cpu_activate_grad(fsdp_nn *nn, const fsdp_nn_activation_grad *call);
-void fsdp_nn_cpu_rotate(fsdp_nn *nn, const fsdp_nn_rotation *call);
 void fsdp_nn_cpu_attend(fsdp_nn *nn, const fsdp_nn_attention *call);
 void fsdp_nn_cpu_attend_grad(fsdp_nn *nn, const fsdp_nn_attention_grad *call);
-void fsdp_nn_cpu_embed(fsdp_nn *nn, const fsdp_nn_embedding *call);
-void fsdp_nn_cpu_embed_grad(fsdp_nn *nn, const fsdp_nn_embedding_grad *call);
-void fsdp_nn_cpu_cross_entropy(fsdp_nn *nn, const fsdp_nn_cross_entropy *call);
 
 #endif

@@ -10,7 +10,87 @@
 #include <math.h>
 #include <string.h>
 
-/* === numbers and groups ======================================================================= */
+/* === numbers ================================================================================== */
+
+/* Numbers in state dicts: programs store them as values or as 0-d tensors of any type. */
+
+static bool state_value_number(const fsdp_value *value, double *number_out)
+{
+    switch (value->kind) {
+    case FSDP_VALUE_BOOL: *number_out = value->as.boolean; return true;
+    case FSDP_VALUE_I64: *number_out = (double)value->as.i64; return true;
+    case FSDP_VALUE_U64: *number_out = (double)value->as.u64; return true;
+    case FSDP_VALUE_F64: *number_out = value->as.f64; return true;
+    default: return false;
+    }
+}
+
+static bool is_integer(fsdp_dtype dtype)
+{
+    return dtype >= FSDP_I64 && dtype <= FSDP_BOOL;
+}
+
+/* Reads an integer of any size; little-endian, as memory is. */
+static double read_integer(const void *data, fsdp_dtype dtype)
+{
+    uint64_t bits = 0;
+    size_t size = fsdp_dtype_size(dtype);
+    unsigned unused = (unsigned)(64 - 8 * size);
+    memcpy(&bits, data, size);
+    return dtype <= FSDP_I8 ? (double)((int64_t)(bits << unused) >> unused) : (double)bits;
+}
+
+bool fsdp_state_number(const fsdp_entry *entry, double *number_out)
+{
+    if (entry->kind == FSDP_ENTRY_VALUE)
+        return state_value_number(&entry->value, number_out);
+    if (entry->kind != FSDP_ENTRY_TENSOR || entry->ndim != 0 || !entry->data)
+        return false;
+    bool is_float = fsdp_dtype_describe(entry->dtype)->is_float;
+    if (is_float)
+        fsdp_cast(number_out, FSDP_F64, entry->data, entry->dtype, 1);
+    else if (is_integer(entry->dtype))
+        *number_out = read_integer(entry->data, entry->dtype);
+    return is_float || is_integer(entry->dtype);
+}
+
+/* A double holds integers up to 2^53 only. */
+static int64_t integer_of(const fsdp_entry *from, double number)
+{
+    if (from->kind == FSDP_ENTRY_VALUE && from->value.kind == FSDP_VALUE_I64)
+        return from->value.as.i64;
+    return fabs(number) < 0x1p63 ? (int64_t)number : 0;
+}
+
+bool fsdp_state_set_number(const fsdp_entry *to, const fsdp_entry *from)
+{
+    size_t size = fsdp_dtype_size(to->dtype);
+    double number;
+    if (from->kind == FSDP_ENTRY_TENSOR && from->ndim == 0 && from->dtype == to->dtype &&
+        from->data) {
+        memmove(to->data, from->data, size);
+        return true;
+    }
+    if (!fsdp_state_number(from, &number))
+        return false;
+    int64_t integer = integer_of(from, number);
+    if (fsdp_dtype_describe(to->dtype)->is_float)
+        fsdp_cast(to->data, to->dtype, &number, FSDP_F64, 1);
+    else if (is_integer(to->dtype))
+        memcpy(to->data, &integer, size);
+    else
+        return false;
+    return true;
+}
+
+typedef struct fsdp_state_hyper {
+    const char *name;
+    double *numbers[2]; /* live; betas have two */
+    bool *flag;         /* or this */
+    bool is_shared;     /* by all groups of the optimizer */
+} fsdp_state_hyper;
+
+/* === groups =================================================================================== */
 
 /*
  * Matches numbers in a state dict with parameters, and its groups with those of the root's optimizers, whose
@@ -375,7 +455,7 @@ static void state_judge(fsdp_state_groups *groups, const fsdp_state_unmatched *u
 {
     const fsdp_optim *optim = unmatched->live.optim;
     double number;
-    if (!fsdp_state_value_number(unmatched->value, &number))
+    if (!state_value_number(unmatched->value, &number))
         return;
     if (is_called(unmatched, "decoupled_weight_decay") && number == 0 &&
         optim->kind == FSDP_OPTIM_ADAMW)
@@ -501,10 +581,10 @@ static bool read_numbers(const fsdp_state_hyper *hyper, const fsdp_value *value,
 {
     numbers_out[1] = 0;
     if (!hyper->numbers[1])
-        return fsdp_state_value_number(value, &numbers_out[0]);
+        return state_value_number(value, &numbers_out[0]);
     return value->kind == FSDP_VALUE_LIST && value->as.list.count == 2 &&
-           fsdp_state_value_number(&value->as.list.items[0], &numbers_out[0]) &&
-           fsdp_state_value_number(&value->as.list.items[1], &numbers_out[1]);
+           state_value_number(&value->as.list.items[0], &numbers_out[0]) &&
+           state_value_number(&value->as.list.items[1], &numbers_out[1]);
 }
 
 /* The numbers that optim.h accepts. */

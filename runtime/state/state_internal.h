@@ -6,12 +6,12 @@
  * call this header.
  *
  *   state_names.c      the selected parameters and their names
- *   state_get.c        the dict of this rank's live memory, parameters inside flat ones included
+ *   state_get.c        the dict of this rank's live memory, parameters inside flat ones included; whole values,
+ *                      from all ranks
  *   state_set.c        matches a dict with it; takes whole values of rank 0
- *   state_full.c       whole values, from all ranks
- *   state_groups.c     puts hyper-parameters into a dict, takes them from one, and refuses state that no
- *                      optimizer here can continue
- *   state_move.c       parts of tensors between ranks and boxes; state_number.c  numbers of all types
+ *   state_groups.c     reads numbers of all types; puts hyper-parameters into a dict, takes them from one, and
+ *                      refuses state that no optimizer here can continue
+ *   state_move.c       parts of tensors between ranks and boxes
  *   root_state.c       checkpoints, with the caller's entries
  */
 #ifndef FSDP_STATE_INTERNAL_H
@@ -76,7 +76,7 @@ typedef struct fsdp_state_key {
 } fsdp_state_key;
 bool fsdp_state_split(const fsdp_state_scope *scope, const char *text, size_t size, fsdp_state_key *key_out);
 
-/* --- getting (state_get.c, state_full.c) -------------------------------------------------------- */
+/* --- getting (state_get.c) --------------------------------------------------------------------- */
 
 /* Reshards everything and waits for it; fails inside forward and backward. Local. */
 fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err);
@@ -97,9 +97,6 @@ bool fsdp_state_is_cast(const fsdp_param *param);
 /* Adds another dict's entry under its name; a tensor gets that layout and memory. */
 fsdp_status fsdp_state_add_entry(const fsdp_sd *from, const fsdp_entry *entry, const fsdp_layout *layout,
                                  void *data, fsdp_sd *sd, fsdp_error *err);
-/* Collective. A local failure (`mine`) fails it on all ranks. */
-fsdp_status fsdp_state_gather(const fsdp_state_scope *scope, const fsdp_sd *live, fsdp_status mine,
-                              fsdp_sd **full_out, fsdp_error *err);
 /* Collective. Checks that all ranks make this call with these options and equal dicts. */
 fsdp_status fsdp_state_agree(const fsdp_state_scope *scope, const fsdp_sd *live, const char *call,
                              bool with_values, fsdp_status mine, fsdp_error *err);
@@ -140,12 +137,6 @@ fsdp_status fsdp_state_finish(const fsdp_state_match *match, fsdp_error *err);
 
 /* --- hyper-parameters (state_groups.c) ------------------------------------------------------- */
 
-typedef struct fsdp_state_hyper {
-    const char *name;
-    double *numbers[2];        /* live; betas have two */
-    bool *flag;                /* or this */
-    bool is_shared;            /* by all groups of the optimizer */
-} fsdp_state_hyper;
 /* Makes a value of a string; finds the item of a dict under a string (NULL: none). */
 fsdp_status fsdp_state_put_text(const char *text, fsdp_value *value_out, fsdp_error *err);
 bool fsdp_state_is_text(const fsdp_value *value, const char *text);
@@ -164,9 +155,8 @@ void fsdp_state_apply_groups(const fsdp_state_groups *groups);
  * saved them. */
 fsdp_status fsdp_state_check_continues(const fsdp_state_match *match, fsdp_error *err);
 
-/* --- numbers (state_number.c) --------------------------------------------------------------------- */
+/* --- numbers (state_groups.c) -------------------------------------------------------------------- */
 
-bool fsdp_state_value_number(const fsdp_value *value, double *number_out);
 /* An entry that is a number: a value, or a 0-d tensor of any real type. */
 bool fsdp_state_number(const fsdp_entry *entry, double *number_out);
 /* Sets the 0-d tensor `to` to the number `from`; false when from is no number. */

@@ -18,7 +18,7 @@
  * Sets a dict that only rank 0 has. Rank 0 first broadcasts its description as one text: names, dtypes,
  * shapes, values, and the contents of 0-d tensors. Every rank matches it with its own live dict, and all
  * agree that it matches before anything changes. Then the tensors follow one after the other through one
- * bounded buffer, of which each rank keeps its part. The inverse is state_full.c.
+ * bounded buffer, of which each rank keeps its part. The inverse is state_get.c.
  */
 
 /* Rank 0's description of its dict, received by all: names, shapes, values, 0-d tensors. */

@@ -1,8 +1,9 @@
 /* Lines of JSON through a tokenizer. See tokenize_lines.h. Errors name the line. */
 #include "runtime/tokens/tokenize_lines.h"
 
+#include "base/core/mem.h"
 #include "base/data/json.h"
-#include "runtime/tokens/merge.h"
+#include "runtime/tokens/tokenizer.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -9,15 +9,11 @@
  *
  *     unicode.c       classes of code points, normal form C; unicode_tables.h is made by a script
  *     pair_table.c    pairs of numbers -> number, for merges and compositions
- *     vocab.c         tokens by their bytes and by their ids; the alphabet of ByteLevel
  *     split.c         scanners of the patterns that cut text into words
- *     added_tokens.c  finds added tokens in text
- *     merge.c         merges the bytes of a word to tokens
- *     tokenizer_read.c  tokenizer.json, as formats/tokenizer_json.h reads it -> tokenizer
- *     tokenizer.c     opens, encodes, decodes
+ *     tokenizer.c     tokenizer.json, as formats/tokenizer_json.h reads it -> tokenizer: its tokens by bytes and
+ *                     by ids, its merges, its added tokens; encodes, decodes
  *     tokenize_lines.c  lines of JSON in and out
- *     token_find.c, token_files.c   the files of a data path, their tokens
- *     token_order.c, token_data.c   sequences, and their order
+ *     token_data.c    the files of a data path, their tokens, sequences and their order
  *
  * Supported is byte-level BPE: the model BPE; the pre-tokenizer ByteLevel, alone or after Split with the
  * patterns of GPT-2, Llama 3 or Qwen2; the normalizer NFC or none; the post-processors ByteLevel and

@@ -3,15 +3,39 @@
  * its family, shapes from its form. See transformer.h.
  */
 #include "runtime/transformer/transformer_internal.h"
-
 #include "base/core/fnv.h"
 #include "base/core/mem.h"
+#include "base/core/mix.h"
 #include "base/text.h"
-
 #include <fsdp/root_init.h>
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+
+/* === random numbers =========================================================================== */
+
+/* Random numbers that are functions of a key and an index, so that no rank and no step keeps a state. */
+
+uint64_t fsdp_model_random_key(uint64_t seed, const char *purpose)
+{
+    return fsdp_mix(fsdp_mix(seed) ^ fsdp_fnv(FSDP_FNV_BEGIN, purpose, strlen(purpose)));
+}
+
+double fsdp_model_random_uniform(uint64_t key, uint64_t i)
+{
+    return ((double)(fsdp_mix(key + (i + 1) * 0x9E3779B97F4A7C15u) >> 11) + 0.5) * 0x1p-53;
+}
+
+/* Box and Muller's first number of two uniform ones. */
+static double model_random_normal(uint64_t key, uint64_t i)
+{
+    const double two_pi = 6.283185307179586;
+    return sqrt(-2 * log(fsdp_model_random_uniform(key, 2 * i))) *
+           cos(two_pi * fsdp_model_random_uniform(key, 2 * i + 1));
+}
+
+/* === parameters, units and the root =========================================================== */
 
 /* --- parameters ---------------------------------------------------------------------------------- */
 
@@ -183,7 +207,7 @@ static void fill_normal(const first_values *from, const fsdp_param_info *info, c
     const int64_t width = info->ndim > 1 ? box->len[1] : 1, left = info->ndim > 1 ? box->lo[1] : 0;
     for (int64_t r = 0; r < box->len[0]; r++)
         for (int64_t c = 0; c < width; c++)
-            *data++ = scale * (float)fsdp_model_random_normal(
+            *data++ = scale * (float)model_random_normal(
                                   key, (uint64_t)((box->lo[0] + r) * columns + left + c));
 }
 

@@ -81,10 +81,8 @@ typedef struct model_part {
     int64_t shape[2];
 } model_part;
 
-/* --- the form (transformer_form.c) --------------------------------------------------------------- */
+/* --- the form (transformer_config_read.c) ----------------------------------------------------- */
 
-/* Makes config->form of a config whose sizes are set. FSDP_ERR_USAGE names what this room has no code for. */
-fsdp_status fsdp_model_make_form(const fsdp_config *values, fsdp_transformer_config *config, fsdp_error *err);
 /* Finds the part of a role outside the layers, as fsdp_model_find_part does. */
 bool fsdp_model_find_other(const fsdp_transformer_config *config, const char *role,
                            model_part *part_out);
@@ -117,11 +115,10 @@ void fsdp_model_free_block_arrays(fsdp_transformer *t, block_arrays *arrays);
 fsdp_status fsdp_model_make_block_grads(fsdp_transformer *t, int64_t rows, fsdp_error *err);
 void fsdp_model_free_block_grads(fsdp_transformer *t);
 
-/* --- random numbers (model_random.c) ------------------------------------------------------------- */
+/* --- random numbers (declare.c) --------------------------------------------------------------- */
 
 uint64_t fsdp_model_random_key(uint64_t seed, const char *purpose);
 double fsdp_model_random_uniform(uint64_t key, uint64_t i);    /* in (0, 1) */
-double fsdp_model_random_normal(uint64_t key, uint64_t i);
 
 /* --- mathematics --------------------------------------------------------------------------------- */
 

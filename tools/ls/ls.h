@@ -65,7 +65,6 @@ fsdp_box ls_box(const fsdp_entry *tensor, const fsdp_box *box);
 
 /* The layout of entry `number` in words: "shard dim 0 (288 per rank)", "replicated", ... */
 void ls_add_layout(fsdp_text *text, const ls_listing *listing, size_t number);
-bool ls_same_layout(const ls_listing *listing, size_t a, size_t b);
 
 /* A value as listings spell it (docs/man/fsdp-ls.1.scd). */
 void ls_add_value(ls_listing *listing, fsdp_text *text, const fsdp_value *value);

@@ -5,18 +5,17 @@
  * train_step.
  *
  *   train_config.c    [section] key = value
- *   train_options.c   the command line
- *   train_outputs.c   files that it may replace
+ *   train_options.c   the command line, and the files that it may replace
  *   train_source.c    a checkpoint, run or Hugging Face directory -> model, tokenizer, weights
  *   train_batches.c   the ids of a step
  *   train_job.c       a job's objects: mesh, model, optimizer, data
  *   train_state.c     what a checkpoint holds next to tensors, and whether a resume fits it
- *   train_step.c      one step; evaluation
+ *   train_step.c      one step; evaluation; its gradients in a file
  *   train_save.c      checkpoints
  *   train_signals.c   signals, and the file STOP, that ask for a save and the end
  *   train_use.c       --eval, --sample, --tokenize
- *   train_log.c, train_events.c   metrics.jsonl, main.log, TensorBoard
- *   train_grads.c, train_npy.c, train_file.c   arrays and other small files
+ *   train_log.c       metrics.jsonl, main.log, TensorBoard
+ *   train_npy.c, train_file.c   arrays and other small files
  */
 #ifndef FSDP_TRAIN_H
 #define FSDP_TRAIN_H
@@ -70,9 +69,6 @@ typedef struct train_options {
 fsdp_status train_options_parse(train_options *opts, int argc, char **argv, fsdp_error *err);
 /* The command line has the option --NAME. */
 bool train_option_is_given(const train_options *opts, const char *name);
-
-/* Outputs of the command replace files of their own kind only, and none of its inputs: FSDP_ERR_EXISTS. */
-fsdp_status train_outputs_check(const train_options *opts, fsdp_error *err);
 
 /* --- sources (train_source.c) -------------------------------------------------------------------- */
 
@@ -174,8 +170,6 @@ fsdp_status train_step(train_job *job, const train_batch *batch, train_result *r
 /* Collective. The mean loss over held-out batches. */
 fsdp_status train_evaluate(train_job *job, int64_t batches, double *loss_out, int64_t *tokens_out,
                            fsdp_error *err);
-/* Collective, once after a backward. Writes whole gradients as safetensors. */
-fsdp_status train_dump_grads(train_job *job, const char *path, fsdp_error *err);
 
 /* --- uses of a model (train_use.c) --------------------------------------------------------------- */
 

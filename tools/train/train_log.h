@@ -7,12 +7,13 @@
 #define FSDP_TRAIN_LOG_H
 
 #include "base/text.h"
-#include "tools/train/train_events.h"
 
 #include <fsdp/status.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+
+typedef struct train_events train_events;      /* a file of TensorBoard */
 
 typedef struct train_log {
     FILE *metrics, *lines;     /* NULL: not open, nothing is written */
