@@ -60,7 +60,7 @@ typedef struct fsdp_kernels {
     const struct fsdp_loops *f32, *f64;        /* what kernels/train/tensor.h is made of: kernels/loops.h */
 } fsdp_kernels;
 
-/* The best table for this processor. FSDP_KERNELS=c in the environment forces the plain one. */
+/* Returns the best table for this processor. FSDP_KERNELS=c in the environment forces the plain one. */
 const fsdp_kernels *fsdp_kernels_get(void);
 /* Every table this processor can run, the plain C one first; for tests. */
 size_t fsdp_kernels_all(const fsdp_kernels **tables_out, size_t room);
@@ -110,13 +110,13 @@ fsdp_hash fsdp_hasher_value(const fsdp_hasher *hasher);
 
 /* --- CRC-32 of zip. crc is 0 for the first piece, else the checksum of the pieces before. --- */
 uint32_t fsdp_crc32(uint32_t crc, const void *data, size_t size);
-/* The checksum of two pieces in a row, from the checksums of each. */
+/* Computes the checksum of two pieces in a row from the checksums of each. */
 uint32_t fsdp_crc32_join(uint32_t first, uint32_t second, uint64_t second_size);
 
 /*
  * --- codec: byte shuffle and one zstd frame ---
  * level FSDP_CODEC_HUFFMAN: entropy coding only (fast, and on shuffled floats as small as level 1);
- * 1..19 as zstd. The frame holds its content size. One codec per thread.
+ * 1..19 as zstd. The frame holds its content size. Each thread needs a codec of its own.
  */
 enum { FSDP_CODEC_HUFFMAN = 0 };
 typedef struct fsdp_codec fsdp_codec;

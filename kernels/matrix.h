@@ -19,7 +19,7 @@ enum {
 /* A matrix in memory with strides: element (i, j) is data[i * row + j * column]. */
 typedef struct fsdp_matrix { const float *data; int64_t row, column; } fsdp_matrix;
 
-/* Working memory that products of any size share: packed blocks, and room for a transposed result. */
+/* Working memory that products of any size share: packed blocks, and capacity for a transposed result. */
 typedef struct fsdp_matrix_scratch { float *a, *b; } fsdp_matrix_scratch;
 enum {
     FSDP_MATRIX_INNER = 384,   /* of a block */

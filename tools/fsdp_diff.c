@@ -188,7 +188,7 @@ static fsdp_status read_all(int fd, const char *path, char *text, fsdp_error *er
         struct pollfd wait = {.fd = fd, .events = POLLIN};
         int ready = poll(&wait, 1, MAP_PATIENCE_MS);
         if (ready == 0)
-            return fsdp_fail(err, FSDP_ERR_IO, "nothing came from '%s' for %d s", path,
+            return fsdp_fail(err, FSDP_ERR_IO, "cannot read '%s': nothing arrived for %d s", path,
                              MAP_PATIENCE_MS / 1000);
         ssize_t got = ready < 0 ? -1 : read(fd, text + size, MAP_MOST - size);
         if (got == 0)
@@ -197,8 +197,8 @@ static fsdp_status read_all(int fd, const char *path, char *text, fsdp_error *er
             return fsdp_fail_errno(err, errno, "cannot read '%s'", path);
         size += got > 0 ? (size_t)got : 0;
     }
-    return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is larger than a map of names is: %d bytes", path,
-                     MAP_MOST);
+    return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot read '%s': a map of names has at most %d bytes",
+                     path, MAP_MOST);
 }
 
 static char *read_text(const char *path, fsdp_error *err)

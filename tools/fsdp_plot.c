@@ -46,7 +46,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (!opts->output || !*opts->output)
             cli_usage_error("-o FILE is missing");
         if (opts->common.json && cli_is_stdout(opts->output))
-            cli_usage_error("-o %s and --json contradict each other: both write to it",
+            cli_usage_error("-o %s and --json cannot be combined: both write to standard output",
                             opts->output);
         return 0;
     default: return ARGP_ERR_UNKNOWN;
@@ -79,7 +79,8 @@ static fsdp_status refuse_input(const plot_options *opts, fsdp_error *err)
         snprintf(path, sizeof path, "%s%s", opts->paths[i],
                  S_ISDIR(info.st_mode) ? "/metrics.jsonl" : "");
         if (stat(path, &info) == 0 && info.st_dev == output.st_dev && info.st_ino == output.st_ino)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is what is to be drawn", opts->output);
+            return fsdp_fail(err, FSDP_ERR_USAGE, "cannot write '%s': its numbers are to be drawn",
+                             opts->output);
     }
     return FSDP_OK;
 }
@@ -167,7 +168,7 @@ static fsdp_status read_runs(const plot_options *opts, plot_run **runs, fsdp_err
         FSDP_TRY(plot_run_read(runs[i], err));
         FSDP_TRY(cli_check_stop(err));
         if (runs[i]->is_cut && !opts->common.quiet)
-            cli_say("note", "'%s': its last line is not whole yet, and left out", opts->paths[i]);
+            cli_say("note", "'%s': the last line is incomplete and is left out", opts->paths[i]);
         steps += runs[i]->series[PLOT_LOSS].count;
     }
     if (steps == 0)

@@ -26,9 +26,9 @@ static void say_start(train_job *job)
                   (double)fsdp_transformer_param_count(job->model) / 1e6, job->ranks,
                   job->ranks > 1 ? "s" : "", fsdp_nn_cpu_variant(), fsdp_nn_cpu_products());
     if (model->has_dropout)
-        train_log_say(&job->log, "dropout of the model's config is taken for 0");
+        train_log_say(&job->log, "dropout of the model's config is treated as 0");
     if (job->resumed)
-        train_log_say(&job->log, "going on behind step %" PRId64, job->step);
+        train_log_say(&job->log, "resuming after step %" PRId64, job->step);
     snprintf(members, sizeof members, "\"ranks\": %d, \"parameters\": %" PRId64, job->ranks,
              fsdp_transformer_param_count(job->model));
     train_log_event(&job->log, "start", job->step, members);
@@ -121,7 +121,7 @@ static fsdp_status stop(train_job *job, fsdp_error *err)
         return train_agree(job, FSDP_OK, err);
     return fsdp_fail(err, FSDP_ERR_CANCELLED,
                      "stopped by a signal after step %" PRId64
-                     ", which is saved; the same command goes on from there",
+                     ", which is saved; the same command resumes from there",
                      job->step);
 }
 
@@ -129,12 +129,12 @@ static fsdp_status fail_nan(train_job *job, const train_result *result, fsdp_err
 {
     say_stop(job, "nan");
     return fsdp_fail(err, FSDP_DIFFERS,
-                     "step %" PRId64 ": the %s is not finite: nothing of this step is kept "
-                     "(train.on_nan skip goes on without it)",
+                     "step %" PRId64 ": the %s is not finite; nothing of this step is kept "
+                     "(train.on_nan skip continues without it)",
                      job->step, isfinite(result->loss) ? "norm of the gradients" : "loss");
 }
 
-/* Collective. Evaluates and saves behind a step, where that is due. */
+/* Collective. Evaluates and saves after a step, where that is due. */
 static fsdp_status finish_step(train_job *job, const train_result *result, int64_t *saved,
                                fsdp_error *err)
 {

@@ -24,7 +24,7 @@ typedef struct verify_options {
 /* Kinds of findings, and the lines of one kind that people get of a checkpoint. */
 enum { KINDS = FSDP_FINDING_UNCHANGED + 1, LINES_MOST = 20 };
 
-/* The output so far, and the worst outcome. */
+/* Holds the output so far, and the worst outcome. */
 typedef struct verify_report {
     const verify_options *options;
     fsdp_text text;
@@ -51,13 +51,13 @@ enum {
 static const struct argp_option options[] = {
     {"quick", KEY_QUICK, NULL, 0, "manifest, file sizes and shard indexes only", 0},
     {"deep", KEY_DEEP, NULL, 0, "also: the view, NaN and Inf, optimizer fits model", 0},
-    {"repair", KEY_REPAIR, NULL, 0, "write a lost or wrong index.h5 anew, if data is good", 0},
+    {"repair", KEY_REPAIR, NULL, 0, "rewrite a lost or wrong index.h5, if data is good", 0},
     {"like", KEY_LIKE, "MODEL", 0,
      "also: every tensor of MODEL (a checkpoint, or its config.json) is there, with its shape and "
      "values that training leaves",
      0},
     {"write-digests", KEY_WRITE_DIGESTS, NULL, 0,
-     "leave PATH.xxh3 beside a good checkpoint, which later calls compare", 0},
+     "leave PATH.xxh3 next to a good checkpoint, which later calls compare", 0},
     {"variant", KEY_VARIANT, "NAME", 0, "of PATH the files model.NAME.safetensors", 0},
     {"latest", KEY_LATEST, NULL, 0, "print the newest good checkpoint of the run PATH", 0},
     {0}};
@@ -83,18 +83,20 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (opts->path_count == 0)
             cli_usage_error("PATH is missing");
         if (opts->quick && opts->deep)
-            cli_usage_error("--quick and --deep contradict each other");
+            cli_usage_error("--quick and --deep cannot be combined");
         if (opts->repair && (opts->quick || opts->latest))
-            cli_usage_error("--repair reads all data of PATH: it does not go with --%s",
+            cli_usage_error("--repair reads all data of PATH and cannot be combined with --%s",
                             opts->quick ? "quick" : "latest");
         if (opts->write_digests && (opts->quick || opts->latest))
-            cli_usage_error("--write-digests reads all data of PATH: it does not go with --%s",
-                            opts->quick ? "quick" : "latest");
+            cli_usage_error(
+                "--write-digests reads all data of PATH and cannot be combined with --%s",
+                opts->quick ? "quick" : "latest");
         if (opts->latest && opts->like)
-            cli_usage_error("--latest prints a path, and --like verifies: call them one after the "
-                            "other");
+            cli_usage_error(
+                "--latest prints a path, but --like verifies; call them one after the other");
         if (opts->like && opts->variant)
-            cli_usage_error("--like compares the plain files: it does not go with --variant");
+            cli_usage_error(
+                "--like compares the plain files and cannot be combined with --variant");
         if (opts->latest && opts->path_count > 1)
             cli_usage_error("--latest takes one run, '%s' is too many", opts->paths[1]);
         opts->level = opts->quick  ? FSDP_VERIFY_QUICK
@@ -396,7 +398,7 @@ static void forget_path(verify_report *report, const verify_report *before,
     report->text.size = before->text.size;
     report->has_paths = before->has_paths;
     if (!report->options->common.quiet)
-        cli_say("note", "%s: removed meanwhile, not verified", step->name);
+        cli_say("note", "%s was removed meanwhile and is not verified", step->name);
 }
 
 /* step: of a run, or NULL. */
@@ -556,7 +558,7 @@ static fsdp_status check_latest(const verify_options *opts, const fsdp_watch *wa
     if (st != FSDP_DIFFERS)
         return st;
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                     "'%s' is the newest that opens, and does not verify: %s", path, fault.text);
+                     "'%s' is the newest that opens, but it does not verify: %s", path, fault.text);
 }
 
 /* A run of another program means its newest step that opens; older ones are not tried. */

@@ -299,7 +299,7 @@ FSDP_DEVICE uint64_t merge(uint64_t sum, const uint64_t values[LANES], uint32_t 
     return avalanche(sum);
 }
 
-/* The canonical bytes: big-endian, the upper half first. */
+/* Writes the canonical bytes: big-endian, the upper half first. */
 FSDP_DEVICE void write_hash(uint8_t *to, hash_value value)
 {
     for (int i = 0; i < 8; i++) {

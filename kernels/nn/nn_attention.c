@@ -74,7 +74,7 @@ static void clear_unseen(float *row, seen_keys seen, int64_t keys)
     memset(row + seen.end, 0, (size_t)(keys - seen.end) * sizeof *row);
 }
 
-/* Offsets of the block's first row in q (or dq), in k (or v, dk, dv) and in out (or dout). */
+/* These return offsets of the block's first row: in q (or dq), in k (or v, dk, dv), in out (or dout). */
 static int64_t query_offset(const query_block *block)
 {
     const fsdp_nn_attention *call = block->call;
@@ -121,7 +121,7 @@ static void multiply_by_keys(const query_block *block, float *to, fsdp_matrix ro
     fsdp_matrix_multiply(&product, blocks);
 }
 
-/* Elements of scores of the largest block. */
+/* Counts the scores of the largest block. */
 static int64_t most_keys(const fsdp_nn_attention *call)
 {
     return call->window > 0 && call->window < call->keys - BLOCK ? call->window + BLOCK

@@ -143,7 +143,7 @@ static void nn_cpu_rotate(fsdp_nn *nn, const fsdp_nn_rotation *call)
 
 /* === embeddings =============================================================================== */
 
-/* Rows of a table by their ids. Gradients are cut along columns, so that rows are added in their order. */
+/* Rows of a table are copied by their ids. Gradients are cut along columns: rows are added in their order. */
 
 enum { EMBED_COLUMN_GRAIN = 16 };
 
@@ -343,8 +343,7 @@ fsdp_status fsdp_nn_open_cpu(int threads, fsdp_nn **nn_out, fsdp_error *err)
     enum { MOST_THREADS = 1024 };
     *nn_out = NULL;
     if (threads < 1 || threads > MOST_THREADS)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "cannot compute with cannot compute with %d threads: 1 to %d are allowed",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot compute with %d threads; use 1 to %d",
                          threads, MOST_THREADS);
     const fsdp_nn_openblas *blas = fsdp_nn_openblas_get();
     if (blas->failure.status != FSDP_OK) {

@@ -26,7 +26,7 @@ int fsdp_nn_team_threads(const fsdp_nn_team *team);
 void fsdp_nn_team_run(fsdp_nn_team *team, int count, void (*body)(void *context, int index, int worker),
                       void *context);
 
-/* A worker's memory: packed blocks of products, and room for results on the way. */
+/* A worker's memory: packed blocks of products, and capacity for results on the way. */
 typedef struct fsdp_nn_worker {
     fsdp_matrix_scratch blocks;
     float *room;

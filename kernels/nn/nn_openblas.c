@@ -175,7 +175,7 @@ static void open_once(void)
         err->status = open_library(err);
     } else if (strcmp(wanted, "own") != 0) {
         err->status = fsdp_fail(err, FSDP_ERR_USAGE,
-                                "FSDP_PRODUCTS is '%s'; it may be auto, own or openblas", wanted);
+                                "FSDP_PRODUCTS is '%s'; use auto, own or openblas", wanted);
     }
 }
 

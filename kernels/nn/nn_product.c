@@ -100,7 +100,7 @@ static int stored_columns(int64_t rows, int64_t columns, bool is_turned)
     return (int)(is_turned ? rows : columns);
 }
 
-/* Rows and columns of a piece of the result. */
+/* Computes these rows and columns of the result. */
 static void make_piece(const fsdp_nn_cpu *cpu, const product_job *job, int64_t row, int64_t rows,
                        int64_t column, int64_t columns)
 {

@@ -16,7 +16,7 @@ typedef struct cut_job {
     int parts;
 } cut_job;
 
-/* The beginning of a part, in elements. */
+/* Returns the beginning of a part, in elements. */
 static int64_t first_of(const cut_job *cut, int part)
 {
     int64_t grains = (cut->count + cut->grain - 1) / cut->grain;

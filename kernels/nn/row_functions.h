@@ -1,6 +1,6 @@
 /*
  * exp and the functions of activations, element by element, without branches, so that compilers make vectors
- * of loops over them. Included by row_loops.h, once per processor.
+ * of loops over them. row_loops.h includes this once per processor.
  *
  * The coefficients are those of polynomials with the smallest largest relative error: weighted least squares
  * over some thousand points in f64, the weight of a point multiplied by its error after each of 3,000 rounds
@@ -66,8 +66,8 @@ __attribute__((always_inline)) static inline float exp_of(float x)
 /*
  * The normal distribution: *density_out = exp(-x^2 / 2); returns the probability P(X <= x), which is
  * (1 + erf(x / sqrt 2)) / 2. With s = 1 / (1 + 0.3 |x|), P(X <= -|x|) = exp(-x^2 / 2) s q(s); the square is
- * that of the upper half of the bits, which is exact, and a rest. Within 3 ulp for x >= 0, 6 below. Callers
- * multiply the result by x, which brings NaN back.
+ * that of the upper half of the bits, which is exact, and a rest. The result is within 3 ulp for x >= 0,
+ * within 6 below. Callers multiply the result by x, which brings NaN back.
  */
 __attribute__((always_inline)) static inline float normal_of(float x, float *density_out)
 {

@@ -166,7 +166,7 @@ static void norm_grad_columns(const fsdp_nn_norm_grad *call, int64_t first, int6
 
 /* --- activations ------------------------------------------------------------------------------ */
 
-/* Inlined with a constant function, and so below. */
+/* Callers inline it with a constant function, and so below. */
 __attribute__((always_inline)) static inline void activate_with(fsdp_nn_function function,
                                                                 const float *x, const float *gate,
                                                                 float *y, int64_t count)

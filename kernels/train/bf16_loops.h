@@ -26,7 +26,7 @@ static inline uint16_t round_to_bf16(float x)
     return (uint16_t)((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
 }
 
-/* Inlined with a constant n. */
+/* Callers inline it with a constant n. */
 static inline void sum_some_bf16(uint16_t *to, const void *const *from, int n, size_t count,
                                  float factor)
 {

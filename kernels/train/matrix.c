@@ -208,7 +208,7 @@ static int64_t width_for(int64_t k)
     return FSDP_MATRIX_INNER * FSDP_MATRIX_COLUMNS / inner / TILE_COLUMNS * TILE_COLUMNS;
 }
 
-/* The product of matrices without an inner dimension. */
+/* Computes the product of matrices without an inner dimension. */
 static void multiply_nothing(const fsdp_matrix_product *product)
 {
     for (int64_t i = 0; i < product->m; i++) {
@@ -218,7 +218,7 @@ static void multiply_nothing(const fsdp_matrix_product *product)
     }
 }
 
-/* The inner dimension in blocks of about the same size. */
+/* Cuts the inner dimension into blocks of about the same size. */
 static int64_t blocks_of(int64_t k)
 {
     return (k + FSDP_MATRIX_INNER - 1) / FSDP_MATRIX_INNER;

@@ -22,7 +22,7 @@ static inline real square_root(real x)
     return _Generic(x, float: sqrtf, double: sqrt)(x);
 }
 
-/* Inlined with a constant n. */
+/* Callers inline it with a constant n. */
 static inline void sum_some(real *to, const void *const *from, int n, size_t count, real factor)
 {
     const real *a = from[0], *b = from[n > 1 ? 1 : 0], *c = from[n > 2 ? 2 : 0];

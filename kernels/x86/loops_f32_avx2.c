@@ -29,7 +29,7 @@ static inline __m256i round_lanes(__m256 sum, __m256 factor)
     return _mm256_add_epi32(wide, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
 }
 
-/* Inlined with a constant n. Returns how many are done. */
+/* Callers inline it with a constant n. Returns how many are done. */
 static inline size_t sum_pairs(uint16_t *to, const void *const *from, int n, size_t count,
                                float factor)
 {

@@ -25,8 +25,8 @@ static inline float largest_magnitude(const __m256 values[VECTORS])
     return _mm_cvtss_f32(_mm_castsi128_ps(one));
 }
 
-/* The nearest integers, and 0 outside the range. Half is the float below it, so that the largest float
- * below a half is not rounded up. */
+/* Returns the nearest integers, and 0 outside the range. Half is the float below it, so that the largest
+ * float below a half is not rounded up. */
 static inline __m256i round_away(__m256 value)
 {
     const __m256i bits_of_127_5 = _mm256_set1_epi32(0x42ff0000);

@@ -29,8 +29,8 @@ typedef struct fsdp_tcp_parts {
 void fsdp_tcp_parts_release(fsdp_tcp_parts *parts);
 fsdp_status fsdp_ctl_tcp(const fsdp_tcp_parts *parts, fsdp_ctl **ctl_out, fsdp_error *err);
 
-/* The host at which this rank reaches another one, and the job's digest. False: not a control plane over
- * TCP. */
+/* The host at which this rank reaches another one, and the job's digest. Returns false when it is not
+ * a control plane over TCP. */
 bool fsdp_ctl_tcp_find(const fsdp_ctl *ctl, int rank, char host_out[FSDP_HOST_SIZE],
                        uint8_t job_out[FSDP_SHA256_SIZE]);
 

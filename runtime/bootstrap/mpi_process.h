@@ -1,6 +1,6 @@
 /*
  * MPI as a resource of the process: its beginning and end, the threads that may call it, and buffers of
- * requests that are still in flight. Used by ctl_mpi.c and p2p_mpi.c.
+ * requests that are still in flight. ctl_mpi.c and p2p_mpi.c use it.
  */
 #ifndef FSDP_MPI_PROCESS_H
 #define FSDP_MPI_PROCESS_H
@@ -47,7 +47,7 @@ fsdp_status fsdp_mpi_fail(fsdp_error *err, int code, const char *what);
 /* Collective. A second control plane of the same ranks, for another thread; FSDP_ERR_USAGE where the thread
  * level of MPI does not allow one. */
 fsdp_status fsdp_ctl_mpi_again(fsdp_ctl *ctl, fsdp_ctl **ctl_out, fsdp_error *err);
-/* The communicator of a control plane over MPI; MPI_COMM_NULL for any other. */
+/* Returns the communicator of a control plane over MPI; MPI_COMM_NULL for any other. */
 MPI_Comm fsdp_ctl_mpi_comm_of(const fsdp_ctl *ctl);
 
 #endif

@@ -1,4 +1,4 @@
-/* Sockets with deadlines. See socket.h. Owner of netdb.h and netinet. */
+/* Sockets with deadlines. See socket.h. It owns netdb.h and netinet. */
 #include "runtime/bootstrap/socket.h"
 
 #include <errno.h>

@@ -53,7 +53,7 @@ typedef struct message_group {
     message_member *members;
     message_route *routes;
     const void **sources;      /* operands of a reduction */
-    int *finished;             /* room for all places of the batch */
+    int *finished;             /* capacity for all places of the batch */
     bool *is_arriving;         /* per half and member: a receive is in flight */
     int64_t *counts;           /* all_to_all: elements that each member sends here */
     fsdp_p2p_batch *batch;     /* four rows of places with one place per member: two outgoing, two incoming */

@@ -150,7 +150,7 @@ typedef struct progress {
     bool has_moved;
 } progress;
 
-/* Bytes of a piece in a group of that many members. */
+/* Returns the bytes of a piece in a group of that many members. */
 static size_t message_piece(int members)
 {
     size_t piece = (size_t)STAGING / (2 * HALVES * (size_t)members) / 64 * 64;
@@ -704,8 +704,8 @@ static fsdp_status prepare(message_transport *transport, new_group *made, fsdp_e
 {
     FSDP_TRY(fsdp_comm_create(&transport->base, made->ranks, made->size, &made->comm, err));
     if (transport->channels == transport->p2p->ops->channels)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "more than %d groups over %s", transport->channels,
-                         transport->p2p->ops->name);
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot make more than %d groups over %s",
+                         transport->channels, transport->p2p->ops->name);
     if (!made->comm || made->size == 1)
         return FSDP_OK;
     message_group *group = fsdp_alloc(1, sizeof *group);

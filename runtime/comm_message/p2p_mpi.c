@@ -275,8 +275,9 @@ fsdp_status fsdp_p2p_mpi(fsdp_ctl *ctl, fsdp_p2p **p2p_out, fsdp_error *err)
     bool pending = false;
     MPI_Comm comm = fsdp_ctl_mpi_comm_of(ctl);
     if (comm == MPI_COMM_NULL)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "collectives over MPI need ranks that MPI connected (mpirun)");
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "collectives over MPI need ranks that MPI connected; start them by mpirun");
     mpi_p2p *mine = fsdp_alloc(1, sizeof *mine);
     fsdp_status status = mine ? FSDP_OK : fsdp_fail_memory(err, "messages over MPI");
     status = fsdp_ctl_agree(ctl, status, err);

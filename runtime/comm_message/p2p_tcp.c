@@ -153,7 +153,7 @@ fsdp_status fsdp_tcp_connect_all(fsdp_ctl *ctl, int deadline_ms, int *fds, fsdp_
 
 /* Writes and reads frames on the connection with one rank, without waiting. */
 
-/* In front of everything. */
+/* It precedes everything that is sent. */
 typedef struct tcp_frame {
     uint32_t kind, size;
     int32_t channel;

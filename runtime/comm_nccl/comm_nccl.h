@@ -17,7 +17,7 @@
  * and what the watches tell each other. NCCL carries nothing else than tensors.
  *
  * A call returns when NCCL has launched it, and ends later on the device. So a group keeps the calls that
- * were given and are not done: behind each, its stream sets a flag in staging memory. The watch of each rank
+ * were given and are not done: after each, its stream sets a flag in staging memory. The watch of each rank
  * wakes several times per second, asks NCCL for errors, and exchanges a beat with the others' watches, which
  * a dead or stopped rank misses; the inner transport names that rank. A call without progress for a deadline
  * is late: then the watches compare how far the members have come, and name the one that did not make the

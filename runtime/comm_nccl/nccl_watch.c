@@ -34,7 +34,7 @@ typedef struct verdict {
 
 /* --- what all ranks know ---------------------------------------------------------------------- */
 
-/* With the transport's lock; NULL: this rank is no member. */
+/* With the transport's lock; NULL: this rank is not a member. */
 static nccl_group *nccl_find_group(nccl_transport *transport, uint64_t id)
 {
     nccl_group *group = transport->groups;
@@ -506,7 +506,7 @@ static void end_failed_groups(nccl_transport *transport)
             group->origin = FSDP_NCCL_TOLD;
         pthread_mutex_unlock(&group->lock);
         if (!fsdp_nccl_group_has_failed(group, NULL))
-            continue; /* also of a remote one: work that is aborted goes on with undefined data */
+            continue; /* also of a remote one: work that is aborted continues with undefined data */
         if (group->handle)
             abort_group(group);
         if (is_untold && !is_whole)

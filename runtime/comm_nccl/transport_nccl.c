@@ -209,7 +209,7 @@ static fsdp_status find_dtype(const nccl_issue *issue, fsdp_nccl_dtype *dtype_ou
         return fsdp_fail(err, FSDP_ERR_USAGE, "NCCL does not reduce %s", name);
     if (call->op == FSDP_REDUCE_MAX && fsdp_dtype_describe(call->dtype)->is_float)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "NCCL's maximum of %s may lose a NaN: use memory of the host", name);
+                         "NCCL's maximum of %s may lose a NaN; use memory of the host", name);
     *dtype_out = dtype;
     return FSDP_OK;
 }
@@ -569,7 +569,7 @@ static void fail_split(nccl_group *parent, const fsdp_comm_header *header, nccl_
         fsdp_nccl_group_fail(group, why, FSDP_NCCL_TOLD);
 }
 
-/* Collective over all ranks, as a call of the group of all. group: NULL on ranks that are no members. NCCL
+/* Collective over all ranks, as a call of the group of all. group: NULL on ranks that are not members. NCCL
  * may write the new communicator until the parent's is aborted, so the parent has the place. */
 static fsdp_status split(nccl_group *parent, const fsdp_comm_header *header, nccl_group *group,
                          fsdp_error *err)
@@ -633,7 +633,7 @@ static bool is_world(const nccl_group *group)
 
 typedef struct new_group {
     fsdp_comm_header header;
-    fsdp_comm *comm;   /* NULL: this rank is no member */
+    fsdp_comm *comm;   /* NULL: this rank is not a member */
     nccl_group *group; /* with it */
 } new_group;
 

@@ -59,7 +59,7 @@ static uint64_t round_up(uint64_t bytes)
     return (bytes + FSDP_SHARED_LINE - 1) / FSDP_SHARED_LINE * FSDP_SHARED_LINE;
 }
 
-/* Size of the piece at `at` in a range of `size` bytes. */
+/* Returns the size of the piece at `at` in a range of `size` bytes. */
 static uint64_t piece_from(const shared_move *move, uint64_t size, uint64_t at)
 {
     return at >= size ? 0 : size - at < move->piece ? size - at : move->piece;
@@ -91,7 +91,7 @@ static const unsigned char *readable(const shared_move *move, int member, uint64
 }
 
 /*
- * The address of byte `at` of a member's input, or of its piece in that member's window.
+ * Returns the address of byte `at` of a member's input, or of its piece in that member's window.
  */
 static const unsigned char *source(const shared_move *move, int member, uint64_t at,
                                    uint64_t at_in_window, uint64_t step)
@@ -386,7 +386,7 @@ static const shared_steps steps_view = {.longest = longest_part, .work = show};
 /* --- the table -------------------------------------------------------------------------------- */
 
 /*
- * Bytes of a member's window when all data goes through windows. Unknown for all_to_all before the
+ * Bytes of a member's window when all data goes through windows. It is unknown for all_to_all before the
  * first barrier.
  */
 static uint64_t input_of_each(const shared_move *move)

@@ -52,7 +52,7 @@ typedef struct shared_slot {
     _Atomic uint64_t heartbeats;       /* counted in long work between barriers */
     _Atomic uint32_t is_reading;       /* it may be reading buffers of other members */
     _Atomic uint32_t has_left;         /* 1 + its exit code */
-    /* Used in the world's block only (shared_barrier.c). */
+    /* Only the world's block uses it (shared_barrier.c). */
     _Atomic uint32_t waits_for;        /* in a barrier of any group: 1 + the awaited rank; 0: in none */
     _Atomic uint32_t ctl_waits_for;    /* in a call of the control plane: 1 + rank */
     _Atomic uint64_t ctl_call[FSDP_SHARED_CALL];       /* its name, as words: "fsdp_root_save", or "" */
@@ -110,7 +110,7 @@ struct shared_transport {
 /* --- shared_barrier.c ------------------------------------------------------------------------- */
 
 size_t fsdp_shared_block_size(int members);
-/* The block of the world, which has a text per rank behind that of a group: the reason of its exit code. */
+/* The block of the world, which has a text per rank after that of a group: the reason of its exit code. */
 size_t fsdp_shared_world_size(int ranks);
 int64_t *fsdp_shared_counts(shared_group *group, int member); /* counts; out_counts follow */
 

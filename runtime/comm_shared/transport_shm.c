@@ -322,7 +322,7 @@ static fsdp_status listen_for_peers(connector *now, fsdp_error *err)
 
 /* --- descriptors ------------------------------------------------------------------------------ */
 
-/* One byte, and one descriptor beside it. */
+/* A message has one byte and one descriptor. */
 typedef struct descriptor_message {
     struct msghdr head;
     struct iovec data;
@@ -355,7 +355,7 @@ static bool send_descriptor(int to, int fd)
     return sendmsg(to, &message.head, MSG_NOSIGNAL) == 1;
 }
 
-/* False when none was sent. *fd_out: -1 when this process has no room for it. */
+/* False when none was sent. *fd_out: -1 when this process has no capacity for it. */
 static bool recv_descriptor(int from, int *fd_out)
 {
     descriptor_message message;
@@ -432,7 +432,7 @@ static fsdp_status send_to_all(connector *now, fsdp_error *err)
 
 /* --- receiving -------------------------------------------------------------------------------- */
 
-/* A failure to map is kept in `local`: this rank goes on, so that no other waits for it, and fails
+/* A failure to map is kept in `local`: this rank continues, so that no other waits for it, and fails
  * at the end. */
 static void recv_segment(connector *now, const fsdp_pending *from, fsdp_error *err)
 {

@@ -132,7 +132,7 @@ fsdp_status fsdp_transport_threads(int n, int deadline_ms, fsdp_transport **tran
 {
     thread_hub *hub = NULL;
     if (n < 1 || n > MAX_RANKS)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot connect %d threads: 1 to %d are possible", n,
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot connect %d threads; use 1 to %d", n,
                          MAX_RANKS);
     FSDP_TRY(create_hub(n, deadline_ms, &hub, err));
     fsdp_status status = FSDP_OK;

@@ -102,7 +102,7 @@ static fsdp_status fail(const search *found, fsdp_error *err)
 {
     const fsdp_cuda_library *which = found->which;
     if (found->broken[0])
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be loaded: %s; %s", which->files[0],
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot load %s: %s; %s", which->files[0],
                          found->broken, which->advice);
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
                      "cannot find %s in the loader's path, in lib64 and lib of CUDA_HOME, "

@@ -64,7 +64,8 @@ typedef struct fsdp_device_ops {
     void (*own)(fsdp_stream *stream, const void *data, size_t size);
     void (*use)(fsdp_stream *stream, const void *data);
     void (*disown)(fsdp_stream *stream, const void *data);
-    /* Not zeroed, aligned for every kernel: to pages on a host, to 256 bytes on a GPU. NULL: none left. */
+    /* Memory is not zeroed, and aligned for every kernel: to pages on a host, to 256 bytes on a
+     * GPU. NULL: none left. */
     void *(*alloc)(fsdp_device *device, size_t size);
     void (*dealloc)(fsdp_device *device, void *data, size_t size);
     /* Staging memory: the host's, which kernels reach, too, and copies reach at full speed. Page-aligned;

@@ -124,7 +124,7 @@ static void *allocate(fsdp_pinned_pool *pool, size_t room)
     return pool->alloc(room);
 }
 
-/* At least that many bytes, not zeroed. NULL: none left. */
+/* Allocates at least that many bytes, not zeroed. NULL: none left. */
 static void *pinned_take(fsdp_pinned_pool *pool, size_t size)
 {
     size_t room = room_of(size);
@@ -213,7 +213,7 @@ static fsdp_status fail_without_driver(const char *name, fsdp_error *err)
     return status;
 }
 
-/* By the error of cudaGetDeviceCount. */
+/* Explains the error of cudaGetDeviceCount. */
 static fsdp_status fail_without_devices(const char *name, cudaError_t code, fsdp_error *err)
 {
     int driver = 0;
@@ -269,7 +269,7 @@ static fsdp_status check_age(const char *name, int ordinal, fsdp_error *err)
                      name, ordinal, found.name, found.major, found.minor, LEAST_MAJOR);
 }
 
-/* The number behind "cuda:"; -1: none is given. */
+/* Returns the number after "cuda:"; -1: none is given. */
 static fsdp_status read_number(const char *name, int *number_out, fsdp_error *err)
 {
     const char *text = name + strlen("cuda");
@@ -279,8 +279,8 @@ static fsdp_status read_number(const char *name, int *number_out, fsdp_error *er
         return FSDP_OK;
     long number = strtol(text + 1, &end, 10);
     if (text[1] < '0' || text[1] > '9' || *end != '\0' || number > INT_MAX)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "device '%s': a number follows cuda:, as in cuda:0",
-                         name);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "device '%s': a number must follow cuda:, as in cuda:0", name);
     *number_out = (int)number;
     return FSDP_OK;
 }

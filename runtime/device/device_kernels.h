@@ -28,7 +28,7 @@ typedef struct fsdp_fold_call {
 } fsdp_fold_call;
 
 typedef struct fsdp_device_kernels {
-    /* Between any two of the device's memory, its staging memory and other memory of the host. */
+    /* Copies between any two of the device's memory, its staging memory and other memory of the host. */
     void (*copy)(fsdp_stream *stream, void *to, const void *from, size_t size);
     void (*fill)(fsdp_stream *stream, void *to, int byte, size_t size);
     void (*rects)(fsdp_stream *stream, const fsdp_rect *rects, size_t n);

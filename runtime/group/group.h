@@ -81,7 +81,7 @@ struct fsdp_group {
      * communicator for reductions or the same as `shard`. */
     fsdp_ordered_comm *shard, *replicate, *again, *reduce;
     int shard_size, shard_rank, replicate_size, again_size, again_rank;
-    int *ranks;                        /* room for connecting, where no rank may fail alone */
+    int *ranks;                        /* memory for connecting, where no rank may fail alone */
 
     fsdp_dtype gather_dtype;           /* of gathers: U8 when data dtypes are mixed */
     fsdp_block *shards;                /* the padded shards of all */
@@ -133,7 +133,7 @@ fsdp_status fsdp_group_allocate(fsdp_group *group, fsdp_error *err);
 void fsdp_group_drop(fsdp_group *group);
 /* Shards are all that the group has of a step. */
 bool fsdp_group_is_at_rest(const fsdp_group *group);
-/* A group at rest goes on with another context; the streams of the old one are drained. */
+/* A group at rest continues with another context; the streams of the old one are drained. */
 void fsdp_group_enter(fsdp_group *group, fsdp_context *context);
 void fsdp_group_release(fsdp_group *group);    /* its blocks were given back */
 
@@ -144,7 +144,7 @@ fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err);
 fsdp_status fsdp_group_reshard(fsdp_group *group, fsdp_error *err);
 /* Frees a gather that no call waits for. */
 void fsdp_group_drop_gather(fsdp_group *group);
-/* Frees a gather behind a wait of the compute stream: shards and slices that it reads may change then. */
+/* Frees a gather after a wait of the compute stream: shards and slices that it reads may change then. */
 void fsdp_group_cancel_gather(fsdp_group *group);
 
 /* --- reductions: group_reduce.c, group.c ---------------------------------------------------- */

@@ -130,7 +130,7 @@ typedef struct extension_args {
     size_t stride;
 } extension_args;
 
-/* Addresses of the inputs, which lie one behind the other. */
+/* Addresses of the inputs, which lie one after the other. */
 static void find_inputs(const extension_args *work, void **inputs)
 {
     const fsdp_extension *extension = work->param->extension;
@@ -160,7 +160,7 @@ static fsdp_status run_post(void *args, fsdp_error *err)
                            work->stride, work->data, err);
 }
 
-/* The extension's inputs lie one behind the other: at `to`, and at `from` and every `stride` bytes
+/* The extension's inputs lie one after the other: at `to`, and at `from` and every `stride` bytes
  * behind it. */
 static void work_pre_extension(fsdp_stream *stream, const fsdp_param *param, void *to)
 {
@@ -214,7 +214,7 @@ static bool is_extended(const fsdp_group *group, const fsdp_param *param)
     return param->extension && !group->gather.is_of_slices;
 }
 
-/* The bytes that each of `parts` ranks contributes for a parameter. */
+/* Returns the bytes that each of `parts` ranks contributes for a parameter. */
 static size_t input_bytes(const fsdp_group *group, const fsdp_param *param, int parts)
 {
     if (is_extended(group, param)) {
@@ -427,7 +427,7 @@ fsdp_status fsdp_group_unshard(fsdp_group *group, bool is_async, fsdp_error *err
 
 /* --- copy-out --------------------------------------------------------------------------------- */
 
-/* The parts of all ranks: one behind the other, or at addresses of their own. */
+/* The parts of all ranks: one after the other, or at addresses of their own. */
 typedef struct gathered {
     const unsigned char *flat;
     size_t stride;

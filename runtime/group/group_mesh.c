@@ -151,7 +151,7 @@ typedef struct dim_sets {
     int count;
 } dim_sets;
 
-/* The dims that replicate, those that shard, then each other dim by itself. */
+/* Returns the dims that replicate, those that shard, then each other dim by itself. */
 static dim_sets sets_of(const fsdp_mesh *mesh, unsigned replicate, unsigned shard)
 {
     dim_sets sets = {.count = 0};

@@ -175,7 +175,7 @@ typedef struct chunk_column {
     int64_t pitch; /* elements of a rank's row */
 } chunk_column;
 
-/* Rows of a column: `ranks` of them from rank `first` on, `width` elements each behind `skip`. */
+/* Rows of a column: `ranks` of them from rank `first` on, `width` elements each after `skip`. */
 typedef struct chunk_rows {
     int64_t first, ranks, skip, width;
 } chunk_rows;
@@ -197,7 +197,7 @@ static void add_rows(fsdp_rect_list *list, const chunk_column *column, const chu
                            .from_pitch = from_pitch});
 }
 
-/* Cut along dim 0: whole chunks, a shorter one, and zeros behind them. */
+/* Cut along dim 0: whole chunks, a shorter one, and zeros after them. */
 static void list_chunks(fsdp_rect_list *list, const fsdp_param *param, const chunk_column *filled,
                         int64_t ranks)
 {
@@ -335,8 +335,8 @@ static bool reduced_is_direct(const fsdp_group *group, const fsdp_reduced *reduc
 
 static fsdp_status fail_unreadable(const fsdp_group *group, fsdp_error *err)
 {
-    return fsdp_fail(err, FSDP_ERR_LIMIT, "unit %s: out of memory that other ranks can read",
-                     group->name);
+    return fsdp_fail(err, FSDP_ERR_LIMIT,
+                     "unit %s: cannot allocate memory that other ranks can read", group->name);
 }
 
 /* A gradient that was allocated before the unit took the communicator's memory is copied there once. */
@@ -388,7 +388,7 @@ typedef struct addition {
     bool lacks_one;
 } addition;
 
-/* This rank's rows of part i in a member's memory. NULL: the member has failed, and its table is
+/* Returns this rank's rows of part i in a member's memory. NULL: the member has failed, and its table is
  * overwritten. */
 static const void *source_at(const addition *work, size_t i, int member, const int64_t *table,
                              size_t skip, size_t size)
@@ -465,7 +465,7 @@ static bool covers(const fsdp_reduced *reduced, const fsdp_reduced *other)
     return reduced->dtype == dtype_promote(reduced->dtype, other->dtype);
 }
 
-/* The parts of both, without a block. */
+/* Unites the parts of both, without a block. */
 static fsdp_status unite(const fsdp_group *group, const fsdp_reduced *a, const fsdp_reduced *b,
                          fsdp_reduced *both_out, fsdp_error *err)
 {
@@ -485,7 +485,7 @@ static fsdp_status unite(const fsdp_group *group, const fsdp_reduced *a, const f
     return FSDP_OK;
 }
 
-/* The two have different parameters or dtypes: both are packed anew. */
+/* The two have different parameters or dtypes: both are packed again. */
 static fsdp_status repack(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *err)
 {
     fsdp_stream *stream = fsdp_group_stream(group, FSDP_STREAM_REDUCE);
@@ -631,7 +631,7 @@ static void all_reduce(fsdp_group *group, const fsdp_reduced *reduced, const fsd
 
 /* --- view-out --------------------------------------------------------------------------------- */
 
-/* The list has room for the block. */
+/* The list has capacity for the block. */
 static void note_grads(fsdp_group *group, fsdp_block *block)
 {
     group->grads[group->grad_count++] = block;

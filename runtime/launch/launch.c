@@ -76,7 +76,7 @@ static fsdp_rendezvous_spec spec_of(const address *to, int deadline_ms)
                                   .context = (void *)to};
 }
 
-/* For ranks that torchrun, srun or FSDP_* started. */
+/* Connects ranks that torchrun, srun or FSDP_* started. */
 static fsdp_status launch_connect(const fsdp_place *place, int deadline_ms, fsdp_ctl **ctl_out,
                                   fsdp_error *err)
 {
@@ -159,7 +159,7 @@ static fsdp_status check_trace(const fsdp_launch_options *options, const fsdp_pl
     if (!options->trace || is_one || strstr(options->trace, "%r"))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "--trace '%s': each rank writes a separate file: put %%r into the name for "
+                     "--trace '%s': each rank needs a separate file; put %%r into the name for "
                      "the number of the rank",
                      options->trace);
 }

@@ -163,8 +163,8 @@ static fsdp_status detect_pmix(const environment *from, fsdp_place *place, fsdp_
     return need_int(from, from->row->rank, 0, FSDP_MAX_RANKS - 1, &place->rank, err);
 }
 
-/* The first of "gpu[01-03,07],cpu2": "gpu01". Names that continue after their numbers are not guessed
- * at. */
+/* Returns the first host of a list: "gpu01" of "gpu[01-03,07],cpu2". Names that continue
+ * after their numbers are not guessed at. */
 static fsdp_status first_host(const char *list, fsdp_place *place, fsdp_error *err)
 {
     size_t length = strcspn(list, "[,");

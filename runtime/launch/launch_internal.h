@@ -93,7 +93,7 @@ fsdp_status fsdp_launch_decide(const fsdp_launch_options *options, const fsdp_pl
 
 /* --- ranks ------------------------------------------------------------------------------------ */
 
-/* The program and its options, for all ranks of this process. */
+/* All ranks of this process share the program and its options. */
 typedef struct fsdp_launch_job {
     const fsdp_launch_options *options;
     fsdp_rank_main body;

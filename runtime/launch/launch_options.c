@@ -1,4 +1,4 @@
-/* The launcher's options, from argv and the environment. See launch_internal.h. */
+/* Reads the launcher's options from argv and the environment. See launch_internal.h. */
 #include "runtime/launch/launch_internal.h"
 
 #include <errno.h>
@@ -29,8 +29,8 @@ static fsdp_status set_count(int *count, const char *name, const char *text, fsd
 {
     if (fsdp_parse_int(text, 1, FSDP_MAX_LOCAL_RANKS, count))
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s': not a number of ranks from 1 to %d", name, text,
-                     FSDP_MAX_LOCAL_RANKS);
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s' is not a number of ranks from 1 to %d", name,
+                     text, FSDP_MAX_LOCAL_RANKS);
 }
 
 static fsdp_status set_np(fsdp_launch_options *options, const char *name, const char *text,
@@ -63,7 +63,7 @@ static fsdp_status set_comm(fsdp_launch_options *options, const char *name, cons
             return FSDP_OK;
         }
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s '%s': unknown; use auto, self, threads, shm, mpi, tcp or nccl", name,
+                     "%s '%s' is unknown; use auto, self, threads, shm, mpi, tcp or nccl", name,
                      text);
 }
 
@@ -82,7 +82,7 @@ static fsdp_status set_deadline(fsdp_launch_options *options, const char *name, 
     char *end;
     double seconds = strtod(text, &end);
     if (end == text || *end != '\0' || !(seconds >= 0.001 && seconds <= LONGEST_DEADLINE_S))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s': not a number of seconds from 0.001 to %d",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s' is not a number of seconds from 0.001 to %d",
                          name, text, LONGEST_DEADLINE_S);
     options->deadline_ms = (int)lround(seconds * 1000);
     return FSDP_OK;
@@ -100,7 +100,7 @@ static fsdp_status set_trace(fsdp_launch_options *options, const char *name, con
 static fsdp_status set_flag(bool *flag, const char *name, const char *text, fsdp_error *err)
 {
     if (strcmp(text, "1") != 0 && strcmp(text, "0") != 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s': not 1 or 0", name, text);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s' is not 1 or 0", name, text);
     *flag = text[0] == '1';
     return FSDP_OK;
 }

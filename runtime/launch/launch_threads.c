@@ -1,6 +1,6 @@
 /*
- * Ranks that are threads of this process. See launch_internal.h. Owner of pthread.h among the
- * launcher's files.
+ * Ranks that are threads of this process. See launch_internal.h. It owns pthread.h among the launcher's
+ * files.
  *
  * A thread cannot be ended from outside: after a failure the other ranks get an error from their
  * next call, and when some still run at the deadline, the process ends.

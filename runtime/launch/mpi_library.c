@@ -44,7 +44,7 @@ fsdp_status fsdp_mpi_library_open(const fsdp_mpi_functions **functions_out, fsdp
     const fsdp_mpi_functions *functions = dlsym(library, "fsdp_mpi_table");
     if (!functions || functions->version != FSDP_MPI_TABLE_VERSION)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         LIBRARY " is of another version of fsdp: install both from one build");
+                         LIBRARY " is of another version of fsdp; install both from one build");
     *functions_out = functions;
     return FSDP_OK;
 }

@@ -11,7 +11,7 @@
 
 enum { FSDP_MPI_TABLE_VERSION = 4 };
 
-/* Exported by libfsdp_mpi as fsdp_mpi_table. Versions differ between libraries of two installations. */
+/* libfsdp_mpi exports it as fsdp_mpi_table. Versions differ between libraries of two installations. */
 typedef struct fsdp_mpi_functions {
     int version;
     void (*set_deadline)(int milliseconds);

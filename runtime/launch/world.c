@@ -527,10 +527,11 @@ static fsdp_status compare_prints(const fsdp_world *world, const mesh_print *all
         spell_shape(&all[0], first, sizeof first);
         spell_shape(&all[i], other, sizeof other);
         err->rank = i;
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "rank %d connects a mesh of %s, rank 0 one of %s%s: all ranks must make "
-                         "the same meshes in the same order",
-                         i, other, first, other_than_shape(&all[0], &all[i]));
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "rank %d connects a mesh of %s, but rank 0 one of %s%s; all ranks must make "
+            "the same meshes in the same order",
+            i, other, first, other_than_shape(&all[0], &all[i]));
     }
     return FSDP_OK;
 }
@@ -559,7 +560,8 @@ static fsdp_status check_ranks(const fsdp_world *world, const fsdp_mesh *mesh, f
 {
     for (int64_t i = 0; i < fsdp_mesh_size(mesh); i++)
         if (fsdp_mesh_rank_at(mesh, i) >= world->size)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh holds rank %d, the world has %d ranks",
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "the mesh holds rank %d, but the world has %d ranks",
                              fsdp_mesh_rank_at(mesh, i), world->size);
     return FSDP_OK;
 }
@@ -596,7 +598,7 @@ fsdp_status fsdp_world_mesh(fsdp_world *world, int ndim, const int64_t *shape,
     fsdp_mesh *mesh = NULL;
     fsdp_status status = fsdp_mesh_create(ndim, shape, names, NULL, &mesh, err);
     if (status == FSDP_OK && fsdp_mesh_size(mesh) != world->size)
-        status = fsdp_fail(err, FSDP_ERR_USAGE, "the mesh is of %lld ranks, the world has %d",
+        status = fsdp_fail(err, FSDP_ERR_USAGE, "the mesh has %lld ranks, but the world has %d",
                            (long long)fsdp_mesh_size(mesh), world->size);
     const char *outer = fsdp_ctl_begin_public(world->parts.ctl, "fsdp_world_mesh");
     status = fsdp_ctl_agree(world->parts.ctl, status, err);

@@ -6,11 +6,11 @@
  * call this header.
  *
  *   state_names.c      the selected parameters and their names
- *   state_get.c        the dict of this rank's live memory, parameters inside flat ones included; whole values,
- *                      from all ranks
+ *   state_get.c        the dict of this rank's live memory, parameters inside flat ones included; whole
+ *                      values, from all ranks
  *   state_set.c        matches a dict with it; takes whole values of rank 0
- *   state_groups.c     reads numbers of all types; puts hyper-parameters into a dict, takes them from one, and
- *                      refuses state that no optimizer here can continue
+ *   state_groups.c     reads numbers of all types; puts hyper-parameters into a dict, takes them from one,
+ *                      and refuses state that no optimizer here can continue
  *   state_move.c       parts of tensors between ranks and boxes
  *   root_state.c       checkpoints, with the caller's entries
  */

@@ -1,4 +1,4 @@
-/* The data of a training: files, their tokens, sequences of them, and the order of these. See token_data.h. */
+/* The data of a training: files, their tokens, and sequences in an order. See token_data.h. */
 #include "runtime/tokens/token_data.h"
 #include "base/core/bytes.h"
 #include "base/core/mem.h"

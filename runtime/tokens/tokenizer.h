@@ -10,8 +10,8 @@
  *     unicode.c       classes of code points, normal form C; unicode_tables.h is made by a script
  *     pair_table.c    pairs of numbers -> number, for merges and compositions
  *     split.c         scanners of the patterns that cut text into words
- *     tokenizer.c     tokenizer.json, as formats/tokenizer_json.h reads it -> tokenizer: its tokens by bytes and
- *                     by ids, its merges, its added tokens; encodes, decodes
+ *     tokenizer.c     tokenizer.json, as formats/tokenizer_json.h reads it -> tokenizer: its tokens by
+ *                     bytes and by ids, its merges, its added tokens; encodes, decodes
  *     tokenize_lines.c  lines of JSON in and out
  *     token_data.c    the files of a data path, their tokens, sequences and their order
  *

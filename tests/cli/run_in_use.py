@@ -50,7 +50,7 @@ def step_goes_away(options):
     shutil.rmtree("going/step-00000100")
     talk = stalled.drain(reader)
     printed = process.communicate()[0]
-    told = "step-00000100: removed meanwhile, not verified" in talk
+    told = "step-00000100 was removed meanwhile and is not verified" in talk
     whole = printed.count(b"step-00000100") == 0 and printed.count(b"step-00000200") == 1
     ok = process.returncode == 0 and told and whole
     return expect("step goes away", ok, (process.returncode, talk, printed))

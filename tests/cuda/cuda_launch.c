@@ -56,7 +56,7 @@ static const launch_case cases[] = {
      "--comm tcp: it moves the host's memory only, but device 'cuda:1' needs --comm nccl"},
     {"--threads 2 --device cpu --comm nccl", 2, 0, 2, "needs --device cuda, not cpu"},
     {"--threads 2 --device cuda:9", 2, 0, 2, "the last GPU of this host is cuda:1"},
-    {"--threads 2 --device cuda:", 2, 0, 2, "a number follows cuda:"},
+    {"--threads 2 --device cuda:", 2, 0, 2, "a number must follow cuda:"},
 };
 
 /* --- a rank ----------------------------------------------------------------------------------- */

@@ -267,7 +267,7 @@ def local_refusals():
         ("FSDP_NP and FSDP_THREADS", [], {"FSDP_NP": 2, "FSDP_THREADS": 2}),
         ("--comm threads contradicts --np", ["--np", 2, "--comm", "threads"], {}),
         ("--np needs a value", ["--np"], {}),
-        ("each rank writes a separate file", ["--np", 2, "--trace", "x"], {}),
+        ("each rank needs a separate file", ["--np", 2, "--trace", "x"], {}),
         ("unknown device 'x'", ["--np", 2, "--device", "x"], {}),
         ("RANK is not set", [], {"WORLD_SIZE": 2}),
         ("--np contradicts mpirun", ["--np", 2], {"OMPI_COMM_WORLD_RANK": 1, "OMPI_COMM_WORLD_SIZE": 2}),

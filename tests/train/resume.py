@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trainings that are stopped, killed, or damaged, and gone on with: real processes.
+"""Trainings that are stopped, killed, or damaged, and resumed: real processes.
 
 Usage: resume.py BUILD [CASE...]    FSDP_TEST_SAMPLE=1: 100 random kills instead of a few
 """
@@ -334,7 +334,7 @@ def killed_conversion(work):
         shutil.rmtree(directory)
     check(f"{name}: there is one", is_converting(directory))
     done = run(command(directory, 0, "--save.every", 0, "--steps", max(steps_of(directory), default=0) + 1))
-    check(f"{name}: goes on", done.returncode == 0, done.stderr)
+    check(f"{name}: resumes", done.returncode == 0, done.stderr)
     left = [path.name for path in (directory / "run/hf").iterdir() if not path.name.isdigit()]
     check(f"{name}: nothing is left", left == [], left)
 
@@ -407,7 +407,7 @@ def damage(work):
     expect_same("damaged", directory, straight, True)
     events = [json.loads(line) for line in (directory / "run/metrics.jsonl").read_text().splitlines()]
     told = [event["step"] for event in events if event.get("event") == "save"]
-    check("damaged: saves that were told behind later steps", told == steps_of(directory), told)
+    check("damaged: saves that were told after later steps", told == steps_of(directory), told)
     for step in steps_of(directory):
         spoil(directory / f"run/step-{step:08}")
     expect_refusal("all damaged", run(command(directory, 2)), 4, "damaged")
@@ -511,11 +511,11 @@ def failed_behind(work):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         limit_files(4000000)()
 
-    directory = place(work, "failed behind")
+    directory = place(work, "failed after")
     done = run(command(directory, 0, "--save.every", 1, "--steps", 9, "--model.width", 128, "--eval.every", 0,
                        "--train.batch", 8), preexec_fn=limit)
-    expect_refusal("failed behind", done, 7, "step-00000001.", "File too large")
-    check("failed behind: steps", len(lines_of(directory)) <= 2, lines_of(directory))
+    expect_refusal("failed after", done, 7, "step-00000001.", "File too large")
+    check("failed after: steps", len(lines_of(directory)) <= 2, lines_of(directory))
 
 
 def full_log(work):
@@ -533,8 +533,8 @@ def full_log(work):
     words = command(place(work, "full log continue"), 1, "--save.every", 0, "--steps", 100,
                     "--save.on_error", "continue")
     done = run(words, preexec_fn=limit_files(3000))
-    expect_refusal("full log continue", done, 7, "its lines are left out", "TensorBoard's events end here",
-                   "lines left out of")
+    expect_refusal("full log continue", done, 7, "its lines are left out",
+                   "nothing more is written for TensorBoard", "lines that could not be written")
     check("full log continue: the reason", "metrics.jsonl': File too large" in done.stderr, done.stderr)
     for size in 1024, 100000, 1000000:
         done = run(command(place(work, f"shared {size}"), 2, "--steps", 1), preexec_fn=limit_files(size))
@@ -693,8 +693,9 @@ def outputs(work):
         expect_refusal(f"{source} to a full device", run([*words, "/dev/full"]), 7,
                        "cannot write '/dev/full'")
         before = tokens.read_bytes()
-        expect_refusal(f"{source} over its input", run([*words, str(tokens)]), 6, "is read by this command")
-        expect_refusal(f"{source} over a text", run([*words, str(directory / "notes.txt")]), 6, "is no array")
+        expect_refusal(f"{source} over its input", run([*words, str(tokens)]), 6, "this command reads it")
+        expect_refusal(f"{source} over a text", run([*words, str(directory / "notes.txt")]), 6,
+                       "is not an array")
         check(f"{source}: files stay", tokens.read_bytes() == before and
               (directory / "notes.txt").read_text() == "text")
         for shape in (1, 0), (0, 3):
@@ -723,7 +724,7 @@ def outputs(work):
     copies = sorted(path.name for path in (thinned / "run/hf").iterdir())
     check("a copy stays whose step was removed by hand", saved[0] in copies and saved[1] not in copies,
           (copies, done.stderr))
-    check("a link in a copy's place is no copy", (thinned / "moved/model.safetensors").is_file())
+    check("a link in a copy's place is not a copy", (thinned / "moved/model.safetensors").is_file())
     for form in "hf", "dcp":
         fresh = place(work, f"also {form}")
         done = run(command(fresh, 2, "--save.also", form))
@@ -736,7 +737,7 @@ def outputs(work):
     check("--dump-grads leaves a file", grads.is_file() and not left.exists(),
           done.stderr)
     words = command(fresh, 2, "--dump-grads", grads, "--steps", STEPS + 1)
-    expect_refusal("--dump-grads behind step 1", run(words), 2, "--dump-grads")
+    expect_refusal("--dump-grads after step 1", run(words), 2, "--dump-grads")
 
 
 def overtaken(work):
@@ -780,7 +781,7 @@ def linked_logs(work):
             check(f"a link {name}: nothing is made", not (work / "absent").exists())
             file.unlink()
         os.mkfifo(file)
-        expect_refusal(f"a pipe {name}", run(command(directory, 1)), 6, f"{name}' is no file")
+        expect_refusal(f"a pipe {name}", run(command(directory, 1)), 6, f"{name}' is not a file")
         file.unlink()
         (directory / "run/logs").mkdir()
         file.symlink_to(f"logs/{name}")
@@ -812,7 +813,7 @@ def runs(work):
     check("lines of another program stay", metrics.read_text() == '{"loss": 3}\n')
     overtaken(work)
     linked_logs(work)
-    for name, word in ("data.txt", "no directory"), ("one training/run/latest", "no directory"), (
+    for name, word in ("data.txt", "not a directory"), ("one training/run/latest", "not a directory"), (
             f"one training/run/step-{steps[-1]:08}", "is a checkpoint"):
         words = command(directory, 1)
         words[words.index("--run") + 1] = str(work / name)

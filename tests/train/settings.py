@@ -73,7 +73,7 @@ def start_line(work):
     for rate in 0, 0.1:
         (model / "config.json").write_text(json.dumps(dict(config, resid_pdrop=rate)))
         done = train(place(work, f"dropout {rate}"), "--steps", 0, "--init", model)
-        told = "dropout of the model's config is taken for 0" in done.stderr
+        told = "dropout of the model's config is treated as 0" in done.stderr
         check(f"dropout {rate}", told == (rate > 0), done.stderr)
 
 
@@ -142,7 +142,7 @@ def ways(work):
     told = [metrics(each, "eval")[0] for each in (parts, whole)]
     check("parts: evaluation", abs(told[0]["loss"] - told[1]["loss"]) <= 1e-5, told)
     expect_refusal("mesh", train(place(work, "mesh"), "--parallel.mesh", "dp=3", ranks=2), 2,
-                   "parallel.mesh has 3 ranks, there are 2")
+                   "parallel.mesh needs 3 ranks, but there are 2")
 
 
 def watch(words):

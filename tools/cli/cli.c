@@ -68,7 +68,7 @@ static size_t drop_mark(char *data, size_t size)
     return size - mark_size;
 }
 
-/* With a zero byte behind it, and none in it. */
+/* A zero byte follows it, and none is in it. */
 static void read_file(void)
 {
     struct stat info;
@@ -91,8 +91,8 @@ static void read_file(void)
     for (const char *c = rules.data; zero && c < zero; c++)
         line += *c == '\n';
     if (zero)
-        cli_usage_error("%s:%d: a zero byte: this is not a text file", cli_process.rules.path,
-                        line);
+        cli_usage_error("%s:%d: the line has a zero byte; this is not a text file",
+                        cli_process.rules.path, line);
 }
 
 /* --- its lines -------------------------------------------------------------------------------- */
@@ -150,7 +150,7 @@ static char *spell_argument(const struct argp_option *option, const char *value,
     else if (strcmp(value, "true") == 0)
         size = asprintf(&argument, "--%s", option->name);
     else if (strcmp(value, "false") != 0)
-        cli_usage_error("%s:%d: %s is true or false, not '%s'", cli_process.rules.path, line,
+        cli_usage_error("%s:%d: %s must be true or false, not '%s'", cli_process.rules.path, line,
                         option->name, shown(value, text));
     if (size < 0)
         fail_file(strerror(ENOMEM));
@@ -163,7 +163,7 @@ static void check_section(const cli_tool *tool, const char *text, int line)
     char name[80];
     size_t size = strlen(section);
     if (strncmp(text + 1, section, size) != 0 || strcmp(text + 1 + size, "]") != 0)
-        cli_usage_error("%s:%d: section '%s' is not of %s, whose options are below [%s]",
+        cli_usage_error("%s:%d: section '%s' does not belong to %s; its options are below [%s]",
                         cli_process.rules.path, line, shown(text, name), tool->name, section);
 }
 
@@ -197,7 +197,7 @@ static void take_line(const cli_tool *tool, char *text, int line)
     }
     char *sign = strchr(text, '=');
     if (!sign)
-        cli_usage_error("%s:%d: 'name = value' is expected, not '%s'", cli_process.rules.path, line,
+        cli_usage_error("%s:%d: expected 'name = value', not '%s'", cli_process.rules.path, line,
                         shown(text, name));
     *sign = '\0';
     const struct argp_option *option = find_option(tool, trim(text), line);
@@ -208,7 +208,7 @@ static void take_line(const cli_tool *tool, char *text, int line)
 
 /* --- for cli_begin ---------------------------------------------------------------------------- */
 
-/* The option "rules" is a tool's own; this is done when it is given. Adds the file's options behind the name
+/* The option "rules" is a tool's own; this is done when it is given. Adds the file's options after the name
  * of the program. Ends the program when they make no sense. */
 static void cli_rules_read(const cli_tool *tool, const char *path, int *argc, char ***argv)
 {
@@ -301,7 +301,7 @@ int cli_parse_word(const char *option, const char *text, const char *const *word
         }
         fsdp_text_addf(&known, "%s%s", i > 0 ? ", " : "", words[i]);
     }
-    cli_usage_error("%s '%s' is none of %.*s", option, text, (int)known.size, known.data);
+    cli_usage_error("%s '%s' is not one of %.*s", option, text, (int)known.size, known.data);
 }
 
 const char *cli_kind(fsdp_kind kind)
@@ -317,13 +317,13 @@ fsdp_kind cli_parse_kind(const char *text)
 int cli_parse_compress(const char *text)
 {
     if (strncmp(text, "zstd", 4) != 0 || (text[4] != '\0' && text[4] != ':'))
-        cli_usage_error("--compress '%s' is not known; there is zstd[:LEVEL]", text);
+        cli_usage_error("--compress '%s' is unknown; use zstd[:LEVEL]", text);
     return text[4] == ':' ? (int)cli_parse_integer("--compress zstd:", text + 5, 0, 19) : 0;
 }
 
 /* --- help ------------------------------------------------------------------------------------- */
 
-/* Options of a group, or with a flag; 0: of all. */
+/* Lists options of a group, or with a flag; 0: of all. */
 typedef struct listed_options {
     int group, flag;
 } listed_options;
@@ -556,8 +556,8 @@ static const struct argp_option *find_long(const struct argp *argp, typed_name *
         refuse_option(argp, typed);
     option = cli_find_option(argp, begins_alike, typed);
     if (option)
-        cli_usage_error("'--%.*s' may be '--%s' or '--%s'", (int)typed->size, typed->text,
-                        typed->first->name, option->name);
+        cli_usage_error("'--%.*s' is ambiguous; it may be '--%s' or '--%s'", (int)typed->size,
+                        typed->text, typed->first->name, option->name);
     return typed->first;
 }
 
@@ -591,7 +591,7 @@ static void spell_alias(const struct argp *argp, char **argument)
         *argument = (char *)(uintptr_t)meant; /* argp only reads it */
 }
 
-/* Returns 1 when the value of the option is the next argument, which is NULL behind the last. */
+/* Returns 1 when the value of the option is the next argument, which is NULL after the last. */
 static int check_long(const struct argp *argp, const char *text, const char *next)
 {
     typed_name typed = {.text = text, .size = strcspn(text, "=")};
@@ -668,7 +668,7 @@ static void refuse_ranks(void)
         return;
     if (mpi.rank > 0)
         exit(FSDP_ERR_USAGE); /* only rank 0 reports */
-    cli_usage_error("mpirun started %s %d times: run it once, without mpirun; inside a job with "
+    cli_usage_error("mpirun started %s %d times; run it once, without mpirun, inside a job with "
                     "'env -u %s %s ...'",
                     cli_process.tool->name, mpi.size, mpi.size_name, cli_process.tool->name);
 }
@@ -698,7 +698,7 @@ static fsdp_status check_stack(fsdp_error *err)
     if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= LEAST)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_LIMIT,
-                     "stacks of %llu KiB are too small: 'ulimit -s %d' allows what is needed",
+                     "the stack limit of %llu KiB is too small; raise it with 'ulimit -s %d'",
                      (unsigned long long)limit.rlim_cur >> 10, LEAST >> 10);
 }
 

@@ -71,7 +71,7 @@ typedef struct cli_mpi {
 } cli_mpi;
 cli_mpi cli_mpi_find(void);
 
-/* "error: TEXT" (and as JSON), where to look, exit code 2. For argument parsers only. */
+/* "error: TEXT" (and as JSON), where to look, exit code 2. Only argument parsers may call it. */
 _Noreturn void cli_usage_error(const char *format, ...) FSDP_PRINTF(1, 2);
 
 /* Values of options; option is its name for the message. Sizes: "4G", "256M", "64K", "1000". */
@@ -162,7 +162,7 @@ enum { CLI_OUTPUT_BEGIN = 64 };
 
 /* A kind of file, known by its first bytes: at most CLI_OUTPUT_BEGIN. */
 typedef struct cli_output_kind {
-    const char *name;          /* behind "is no" */
+    const char *name;          /* with its article: "a picture" */
     bool (*fits)(const char *begin, size_t size);
 } cli_output_kind;
 
@@ -203,7 +203,7 @@ void cli_add_message(fsdp_text *text, const char *message);
 void cli_add_padded(fsdp_text *text, const char *data, int width);   /* left-aligned */
 /* " ARGUMENT", quoted for a shell when it must be. */
 void cli_add_argument(fsdp_text *text, const char *argument);
-/* Like cli_add_argument, for a path: a leading '-' is spelled so that it is no option. */
+/* Like cli_add_argument, for a path: a leading '-' is spelled so that it is not an option. */
 void cli_add_path_argument(fsdp_text *text, const char *path);
 /* A line feed, and no blanks before it. */
 void cli_end_line(fsdp_text *text);

@@ -277,5 +277,5 @@ void cli_print_completion(const cli_tool *tool, const char *shell)
             shells[i].print(tool);
             return;
         }
-    cli_usage_error("--completion '%s' is none of bash, zsh, fish", shell);
+    cli_usage_error("--completion '%s' is not one of bash, zsh, fish", shell);
 }

@@ -42,7 +42,7 @@ static void add_time(fsdp_text *line)
     fsdp_text_addf(line, "%s ", text);
 }
 
-/* Closes the log and warns; the tool goes on without it. */
+/* Closes the log and warns; the tool continues without it. */
 static void report_failure(int errnum)
 {
     file.open = false; /* first, since cli_say writes to an open log */
@@ -128,16 +128,17 @@ static fsdp_status check_place(const char *path, fsdp_error *err)
     for (int i = 0; i < worked_on.count; i++)
         if (lies_in(path, worked_on.paths[i]))
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "the log '%s' would be at or in '%s', which is read or written: give "
-                             "it another place",
+                             "cannot write the log '%s': it would be at or in '%s', which is read "
+                             "or written; name another path",
                              path, worked_on.paths[i]);
     if (find_place(path, true, parent) && fsdp_path_has_manifest(parent, cli_access()))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the log '%s' would be in a checkpoint: give it another place", path);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "cannot write the log '%s': it would be in a checkpoint; name another path", path);
     return FSDP_OK;
 }
 
-/* Refuses to append to a file that is no log. */
+/* Refuses to append to a file that is not a log. */
 static fsdp_status check_log(const char *path, int64_t size, fsdp_error *err)
 {
     static const char form[] = "dddd-dd-ddTdd:dd:ddZ ";
@@ -148,7 +149,7 @@ static fsdp_status check_log(const char *path, int64_t size, fsdp_error *err)
     if (is_log)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' is not a log of these tools, and is not changed: name another file",
+                     "'%s' is not a log of these tools and is not changed; name another file",
                      path);
 }
 
@@ -165,12 +166,14 @@ static fsdp_status open_file(const char *path, fsdp_error *err)
                          "name its target",
                          path);
     if (file.fd < 0 && errno == EISDIR)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the log '%s' is a directory: name a file", path);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot open the log '%s': it is a directory; name a file", path);
     if (file.fd < 0 && errno != ENXIO)
         return fsdp_fail_errno(err, errno, "cannot open the log '%s'", path);
     if (file.fd >= 0 && fstat(file.fd, &info) == 0 && S_ISREG(info.st_mode))
         return check_log(path, info.st_size, err);
-    return fsdp_fail(err, FSDP_ERR_USAGE, "the log '%s' is not a regular file", path);
+    return fsdp_fail(err, FSDP_ERR_USAGE, "cannot open the log '%s': it is not a regular file",
+                     path);
 }
 
 /* Appends to a file what is said from now on; first the command line. */
@@ -357,7 +360,7 @@ _Noreturn void cli_usage_error(const char *format, ...)
     fsdp_fail(&err, FSDP_ERR_USAGE, "%s%s", place, text);
     if (cli_mpi_find().rank == 0)
         print_json_error(FSDP_ERR_USAGE, &err);
-    (void)cli_begin_log(NULL); /* it may be an option behind --log that is wrong */
+    (void)cli_begin_log(NULL); /* an option after --log may be the wrong one */
     cli_report(&err);
     fprintf(stderr, "       try '%s --help'\n", cli_process.tool->name);
     cli_log_end(FSDP_ERR_USAGE);

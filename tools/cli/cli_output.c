@@ -48,8 +48,8 @@ static fsdp_status check_kind(const char *path, const cli_output_kind *kind, boo
         return fsdp_fail_errno(err, errnum, "cannot read '%s'", path);
     if (kind->fits(begin, size))
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is no %s%s", path, kind->name,
-                     may_replace ? "; --overwrite replaces it" : ", and is not replaced");
+    return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is not %s%s", path, kind->name,
+                     may_replace ? "; --overwrite replaces it" : " and is not replaced");
 }
 
 /* Nothing can be read at path. */
@@ -86,7 +86,7 @@ static bool is_picture(const char *begin, size_t size)
     return size == 0 || (size >= wanted && memcmp(begin, CLI_PICTURE, wanted) == 0);
 }
 
-const cli_output_kind cli_picture = {"picture of these tools", is_picture};
+const cli_output_kind cli_picture = {"a picture of these tools", is_picture};
 
 /* --- writing ------------------------------------------------------------------------------------- */
 

@@ -31,8 +31,8 @@ bool cli_is_run(const char *path)
 
 static fsdp_status fail_inside(const char *path, const char *directory, fsdp_error *err)
 {
-    return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file of the checkpoint '%s': name that",
-                     path, directory);
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                     "'%s' is a file of the checkpoint '%s'; name the checkpoint", path, directory);
 }
 
 const char *cli_from_here(const char *path)
@@ -58,23 +58,23 @@ static fsdp_status check_dcp(const char *path, const char *name, const char *dir
         return fail_inside(path, directory, err);
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
                      "'%s' is one file of a DCP checkpoint, and '%s/.metadata', which describes "
-                     "it, is missing: was the save finished?",
+                     "it, is missing; check that the save finished",
                      path, directory);
 }
 
-/* Files next to the weights of a Hugging Face model, such as config.json. */
+/* Explains files next to the weights of a Hugging Face model, such as config.json. */
 static fsdp_status check_beside_weights(const char *path, const char *name, const char *directory,
                                         fsdp_error *err)
 {
     if (fsdp_bytes_end(name, strlen(name), ".index.json"))
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                         "'%s' is only an index of files: name the directory '%s'", path,
+                         "'%s' is only an index of files; name the directory '%s'", path,
                          directory);
     if (strcmp(name, "config.json") != 0)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                     "'%s' is only the configuration of a model: its weights are files of their "
-                     "own, name the directory '%s' if they are there",
+                     "'%s' is only the configuration of a model, and the weights are in other "
+                     "files; name the directory '%s' if they are there",
                      path, directory);
 }
 
@@ -84,7 +84,7 @@ static fsdp_status check_latest(const char *path, const char *name, const char *
     if (strcmp(name, "latest") != 0 || !cli_is_run(directory))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                     "'%s' is a hint for people: name the run '%s' for its newest good checkpoint, "
+                     "'%s' is a hint for people; name the run '%s' for its newest good checkpoint, "
                      "or one of its steps",
                      path, directory);
 }

@@ -114,7 +114,7 @@ fsdp_status cli_check_not_checkpoint(const char *path, fsdp_error *err)
     if (!fsdp_path_has_manifest(path, cli_access()))
         return cli_check_not_inside(path, err);
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                     "'%s' is a checkpoint, not a run: a run is a directory with checkpoints in it",
+                     "'%s' is a checkpoint, not a run; a run is a directory with checkpoints in it",
                      path);
 }
 

@@ -155,7 +155,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_SIZE: opts->sizes[opts->map.size_count++] = arg; return 0;
     case KEY_DIGEST:
         if (strcmp(arg, "sha256") != 0)
-            cli_usage_error("--digest '%s' is not known; there is sha256", arg);
+            cli_usage_error("--digest '%s' is unknown; use sha256", arg);
         opts->digest = true;
         return 0;
     case ARGP_KEY_ARG: opts->paths[opts->path_count++] = arg; return 0;
@@ -269,7 +269,7 @@ static fsdp_status list_only(const ls_options *opts, fsdp_error *err)
     return st != FSDP_OK ? st : put;
 }
 
-/* An element of "paths": the object of one path alone, or its error. */
+/* Prints an element of "paths": the object of one path alone, or its error. */
 static void add_element(fsdp_text *all, const char *path, fsdp_text *text, fsdp_status status,
                         const fsdp_error *err)
 {

@@ -142,11 +142,11 @@ void ls_add_layout(fsdp_text *text, const ls_listing *listing, size_t number)
     }
 }
 
-/* === texts beside the tensors ================================================================= */
+/* === texts next to the tensors ================================================================ */
 
 enum { TEXTS_SHOWN = 20, TEXT_MOST = 100 };
 
-/* The next string of a JSON object of strings, with its quotes; NULL behind the last. */
+/* The next string of a JSON object of strings, with its quotes; NULL after the last. */
 static const char *next_string(const char **at, size_t *size_out)
 {
     const char *start = strchr(*at, '"');
@@ -168,7 +168,7 @@ static size_t count_texts(const char *json)
     return count / 2;
 }
 
-/* Texts of other programs beside the tensors, unless all files have them; nothing where there are none. */
+/* Texts of other programs next to the tensors, unless all files have them; nothing where there are none. */
 static void ls_add_metadata(fsdp_text *text, const ls_listing *listing)
 {
     const char *json = fsdp_checkpoint_extra(listing->checkpoint, "carried"), *string;
@@ -176,7 +176,7 @@ static void ls_add_metadata(fsdp_text *text, const ls_listing *listing)
     size_t size = 0, count = json ? count_texts(json) : 0;
     if (count == 0)
         return;
-    fsdp_text_addf(text, "  %-9s  %s beside the tensors\n", "metadata",
+    fsdp_text_addf(text, "  %-9s  %s next to the tensors\n", "metadata",
                    cli_plural((int64_t)count, "text", number));
     for (size_t i = 0; i < 2 * count; i++) {
         if (i == 2 * (size_t)TEXTS_SHOWN) {

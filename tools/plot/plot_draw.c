@@ -25,7 +25,7 @@ enum {
     NAME_BYTES = 120 /* of a run's name; longer ones lose their middle */
 };
 
-/* Visible on white and on black. */
+/* They are visible on white and on black. */
 static const char *const colors[COLORS] = {"#2f7ed8", "#e07b00", "#2a9d4a", "#d1495b",
                                            "#8e63ce", "#0fa3a3", "#b8860b", "#808080"};
 /* The next COLORS runs have dashes, and so on. */

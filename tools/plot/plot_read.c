@@ -59,7 +59,7 @@ static fsdp_status take_member(fsdp_json *json, int which, metrics_line *line, f
         return take_event(json, line, err);
     if (which == MEMBER_STEP) {
         FSDP_TRY(fsdp_json_i64(json, &line->step, err));
-        return line->step >= 0 ? FSDP_OK : fsdp_json_fail(json, err, "a step below 0");
+        return line->step >= 0 ? FSDP_OK : fsdp_json_fail(json, err, "the step is below 0");
     }
     line->numbers[which] = NAN;
     if (fsdp_json_peek(json) == FSDP_JSON_NULL)
@@ -153,7 +153,7 @@ static fsdp_status read_lines(plot_run *run, FILE *file, const char *path, int64
             st = take_line(run, path, line, size, err);
             size = 0;
         } else if (size == LINE_MOST) {
-            st = fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' line %lld: more than %d bytes", path,
+            st = fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' line %lld: it has more than %d bytes", path,
                            (long long)run->lines + 1, LINE_MOST);
         } else {
             line[size++] = (char)c;
@@ -173,13 +173,13 @@ static fsdp_status open_metrics(const char *run, const char *path, FILE **file_o
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe would wait for its writer */
     if (fd < 0 && errno == ENOENT && path != run)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                         "'%s' has no metrics.jsonl: it is no run of fsdp-train", run);
+                         "'%s' is not a run of fsdp-train: it has no metrics.jsonl", run);
     if (fd < 0)
         return fsdp_fail_errno(err, errno, "cannot open '%s'", path);
     *file_out = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) ? fdopen(fd, "r") : NULL;
     if (!*file_out) {
         close(fd);
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is no file", path);
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is not a file", path);
     }
     *size_out = info.st_size;
     return FSDP_OK;

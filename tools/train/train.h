@@ -130,7 +130,7 @@ bool train_job_is_done(const train_job *job);
 /* Collective. fsdp_ctl_agree on `mine`, and on the log, which only rank 0 writes: all ranks stop with its
  * error. */
 fsdp_status train_agree(const train_job *job, fsdp_status mine, fsdp_error *err);
-/* Collective. The model of SRC, without optimizer and data, for evaluation and sampling. */
+/* Collective. Makes the model of SRC, without optimizer and data, for evaluation and sampling. */
 fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world *world, const char *path,
                            fsdp_error *err);
 /* Collective. A new model of `config` and its optimizer, without data and run: for fsdp-bench, which brings

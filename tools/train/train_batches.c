@@ -23,13 +23,15 @@ static fsdp_status open_given(train_job *job, train_batches *batches, fsdp_error
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' holds no batches", job->opts->batches);
     if (batches->sequences < 1 || batches->length < 1)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has batches of %lld sequences of %lld ids; at least 1 and 2",
+                         "'%s' has batches of %lld sequences of %lld ids; a batch needs at least 1 "
+                         "sequence of 2 ids",
                          job->opts->batches, (long long)batches->given.shape[1],
                          (long long)batches->given.shape[2]);
     if (batches->given.shape[0] < job->config->train.steps)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has batches for %lld steps, train.steps is %lld", job->opts->batches,
-                         (long long)batches->given.shape[0], (long long)job->config->train.steps);
+                         "'%s' has batches for %lld steps, but train.steps is %lld",
+                         job->opts->batches, (long long)batches->given.shape[0],
+                         (long long)job->config->train.steps);
     return train_ids_check(&batches->given, job->opts->batches, job->model_config.vocab, err);
 }
 
@@ -57,7 +59,8 @@ static fsdp_status open_data(train_job *job, train_batches *batches, const char 
     batches->sequences = config->train.batch;
     batches->length = length_of(job);
     if (batches->sequences < 1)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "train.batch is 0: a step has no sequences");
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "train.batch is 0; a step needs at least one sequence");
     const fsdp_token_options opts = {.path = path,
                                      .val = val_of(job),
                                      .tokenizer = job->tokenizer,
@@ -86,8 +89,9 @@ fsdp_status train_batches_open(train_job *job, fsdp_error *err)
     if (opts->batches)
         return open_given(job, job->batches, err);
     if (!*path)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "there is no data: set data.path, or give --data.path or --batches");
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "cannot train without data; set data.path, or give --data.path or --batches");
     return open_data(job, job->batches, path, err);
 }
 

@@ -96,14 +96,14 @@ static const config_key keys[] = {
     {"save.every", KEY_COUNT, AT(save, every), "100", NULL,
      "steps between checkpoints; 0: at the end"},
     {"save.async", KEY_BOOL, AT(save, async), "true", NULL,
-     "training goes on while files are written"},
+     "training continues while files are written"},
     {"save.keep_last", KEY_COUNT, AT(save, keep_last), "3", NULL,
      "newest checkpoints that stay; 0: all"},
     {"save.keep_every", KEY_COUNT, AT(save, keep_every), "0", NULL,
      "steps divisible by this stay for good; 0: none"},
     {"save.compress", KEY_WORD, AT(save, compress), "none", "none|zstd", "of checkpoints"},
     {"save.also", KEY_WORD, AT(save, also), "none", "none|dcp|hf",
-     "another format beside each checkpoint"},
+     "another format next to each checkpoint"},
     {"save.on_error", KEY_WORD, AT(save, on_error), "stop", "stop|retry|continue",
      "when a save fails"},
     {"save.mem", KEY_SIZE, AT(save, mem), "0", NULL,
@@ -304,8 +304,8 @@ static fsdp_status fail_unknown(const char *name, const char *origin, fsdp_error
     list_sections(dot ? dot + 1 : name, sections, sizeof sections);
     fsdp_printable(name, strlen(name), shown, sizeof shown);
     if (*sections)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s: there is no key '%s'; '%s' stands in %s", origin,
-                         shown, dot ? dot + 1 : name, sections);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s: there is no key '%s'; '%s' belongs to %s",
+                         origin, shown, dot ? dot + 1 : name, sections);
     size_t best = 0, size = strlen(name);
     int nearest = INT_MAX;
     for (size_t i = 0; i < KEYS; i++) {
@@ -315,7 +315,7 @@ static fsdp_status fail_unknown(const char *name, const char *origin, fsdp_error
             best = i;
         }
     }
-    return fsdp_fail(err, FSDP_ERR_USAGE, "%s: there is no key '%s'; the nearest is '%s'", origin,
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s: there is no key '%s'; did you mean '%s'?", origin,
                      shown, keys[best].name);
 }
 
@@ -328,7 +328,7 @@ fsdp_status train_config_set(train_config *config, const char *name, const char 
         return fail_unknown(name, origin, err);
     if (!parse(&keys[i], value, (char *)config + keys[i].offset)) {
         fsdp_text families = {0};
-        fsdp_status st = fsdp_fail(err, FSDP_ERR_USAGE, "%s: %s is %s, not '%s'", origin, name,
+        fsdp_status st = fsdp_fail(err, FSDP_ERR_USAGE, "%s: %s must be %s, not '%s'", origin, name,
                                    describe(&keys[i], &families),
                                    fsdp_printable(value, strlen(value), shown, sizeof shown));
         fsdp_text_release(&families);
@@ -373,7 +373,7 @@ static fsdp_status fail_line(const config_file *file, const char *reason, fsdp_e
     return fsdp_fail(err, FSDP_ERR_USAGE, "%s:%d: %s", file->path, file->line, reason);
 }
 
-/* Bare text ends at a '#' behind a blank; quotes keep it. */
+/* Bare text ends at a '#' after a blank; quotes keep it. */
 static fsdp_status take_value(const config_file *file, char *text, char **value_out,
                               fsdp_error *err)
 {
@@ -402,17 +402,17 @@ static fsdp_status take_section(config_file *file, char *line, fsdp_error *err)
     char *end = strchr(line, ']');
     char *rest = end ? trim(end + 1) : NULL;
     if (!end || (*rest && *rest != '#') || (size_t)(end - line) > sizeof file->section)
-        return fail_line(file, "a section is a line such as [model]", err);
+        return fail_line(file, "a section needs a line such as [model]", err);
     *end = '\0';
     snprintf(file->section, sizeof file->section, "%s", trim(line + 1));
     for (size_t i = 0; i < KEYS; i++)
         if (strncmp(keys[i].name, file->section, strlen(file->section)) == 0 &&
             keys[i].name[strlen(file->section)] == '.')
             return FSDP_OK;
-    return fail_line(file,
-                     "there is no such section; there are model, data, train, optim, parallel, "
-                     "save, eval, log",
-                     err);
+    return fail_line(
+        file,
+        "there is no such section; use model, data, train, optim, parallel, save, eval or log",
+        err);
 }
 
 static fsdp_status take_key(config_file *file, char *line, fsdp_error *err)
@@ -420,7 +420,7 @@ static fsdp_status take_key(config_file *file, char *line, fsdp_error *err)
     char name[96], origin[PATH_MAX + 16], reason[160];
     char *value, *equals = strchr(line, '=');
     if (!equals)
-        return fail_line(file, "neither [section] nor key = value", err);
+        return fail_line(file, "the line is neither [section] nor key = value", err);
     if (!file->section[0])
         return fail_line(file, "a key comes before the first [section]", err);
     *equals = '\0';
@@ -430,7 +430,7 @@ static fsdp_status take_key(config_file *file, char *line, fsdp_error *err)
     FSDP_TRY(train_config_set(file->config, name, value, origin, err));
     int *before = &file->lines[find_key(name)];
     if (*before) {
-        snprintf(reason, sizeof reason, "'%s' was set in line %d already", name, *before);
+        snprintf(reason, sizeof reason, "'%s' is already set in line %d", name, *before);
         return fail_line(file, reason, err);
     }
     *before = file->line;
@@ -458,7 +458,7 @@ static fsdp_status take_lines(config_file *file, FILE *stream, fsdp_error *err)
             memmove(line, line + strlen(BYTE_ORDER_MARK), (size_t)size + 1);
         }
         if (strlen(line) != (size_t)size || !fsdp_utf8_valid(line, (size_t)size))
-            st = fail_line(file, "this is no text in UTF-8", err);
+            st = fail_line(file, "the line is not UTF-8 text", err);
         else if (size > 1 << 16)
             st = fail_line(file, "the line is too long", err);
         else

@@ -78,7 +78,7 @@ fsdp_status train_config_parse(train_config *config, const char *text, size_t si
 void train_config_print(const train_config *config, fsdp_text *text);
 /* The first key that begins with `prefix` and has another value in b; NULL: none. */
 const char *train_config_find_change(const train_config *a, const train_config *b, const char *prefix);
-/* The name of key i ("optim.lr") and its help; NULL behind the last. */
+/* The name of key i ("optim.lr") and its help; NULL after the last. */
 const char *train_config_key_at(size_t i, const char **help_out);
 
 #endif

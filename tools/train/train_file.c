@@ -18,11 +18,12 @@ static fsdp_status read_all(int fd, const char *path, size_t most, fsdp_text *te
         if (n < 0)
             return fsdp_fail_errno(err, errno, "cannot read '%s'", path);
         if (n == 0)
-            return text->failed
-                       ? fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' does not fit in memory", path)
-                       : FSDP_OK;
+            return text->failed ? fsdp_fail(err, FSDP_ERR_LIMIT,
+                                            "cannot read '%s': it does not fit in memory", path)
+                                : FSDP_OK;
         if (text->size - begin + (size_t)n > most)
-            return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' has more than %zu bytes", path, most);
+            return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot read '%s': it has more than %zu bytes",
+                             path, most);
         fsdp_text_add(text, piece, (size_t)n);
     }
 }

@@ -14,7 +14,7 @@ static fsdp_status make_mesh(train_job *job, fsdp_error *err)
     const int64_t shape[2] = {mesh->replicate, shard};
     static const char *const names[2] = {"replicate", "dp"};
     if ((mesh->replicate ? mesh->replicate : 1) * shard != job->ranks)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "parallel.mesh has %lld ranks, there are %d",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "parallel.mesh needs %lld ranks, but there are %d",
                          (long long)((mesh->replicate ? mesh->replicate : 1) * shard), job->ranks);
     if (mesh->replicate)
         return fsdp_world_mesh(job->world, 2, shape, names, &job->mesh, err);
@@ -43,7 +43,7 @@ static fsdp_status take_source(train_job *job, const train_source *source, fsdp_
     return take_model(job, &source->config, &source->config_text, err);
 }
 
-/* With a gate, as many parameters as an MLP without. */
+/* With a gate, the MLP has as many parameters as one without. */
 static int64_t inner_of(const train_config *config, const fsdp_transformer_form *form)
 {
     if (config->model.inner > 0)
@@ -153,7 +153,7 @@ static fsdp_status open_tokenizer(train_job *job, const train_source *source, fs
         return FSDP_OK;
     if (source && source->other_tokenizer && !names_tokenizer(job))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has '%s' and no tokenizer.json: name one by data.tokenizer",
+                         "'%s' has '%s' but no tokenizer.json; name one by data.tokenizer",
                          source->path, source->other_tokenizer);
     return fsdp_tokenizer_open(job->config->data.tokenizer, &job->tokenizer, err);
 }
@@ -163,7 +163,7 @@ static fsdp_status check_vocabulary(const train_job *job, fsdp_error *err)
     int64_t ids = job->tokenizer ? fsdp_tokenizer_vocab(job->tokenizer) : 0;
     if (ids > job->model_config.vocab)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the tokenizer has %lld ids, the model's vocabulary only %lld",
+                         "the tokenizer has %lld ids, but the model's vocabulary only %lld",
                          (long long)ids, (long long)job->model_config.vocab);
     return FSDP_OK;
 }
@@ -174,7 +174,7 @@ static fsdp_status prepare(train_job *job, const train_source *source, fsdp_erro
     if (source)
         FSDP_TRY(take_source(job, source, err));
     else if (!job->tokenizer)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "--batches needs --init, which says the vocabulary");
+        return fsdp_fail(err, FSDP_ERR_USAGE, "--batches needs --init, which gives the vocabulary");
     else
         FSDP_TRY(describe_new(job, err));
     FSDP_TRY(check_vocabulary(job, err));
@@ -226,17 +226,18 @@ static fsdp_status open_given(const train_options *opts, job_sources *from, fsdp
     FSDP_TRY(train_source_open(opts->resume_path, &from->resume, err));
     if (from->resume.is_hf)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is no checkpoint of a training: --init begins one with its model",
+                         "cannot resume from '%s': it is not a checkpoint of a training; use "
+                         "--init to start one with its model",
                          opts->resume_path);
     if (from->newest < 0 || from->newest <= from->resume.step)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_EXISTS,
-                     "'%s' has step %lld, which is newer than '%s': go on from the older one in "
+                     "'%s' has step %lld, which is newer than '%s'; resume from the older one in "
                      "another run (--run), or from the newest by --resume auto",
                      opts->run, (long long)from->newest, opts->resume_path);
 }
 
-/* The checkpoint that this job goes on from: the run's newest checkpoint, another one, or nothing. */
+/* The checkpoint that this job resumes from: the run's newest checkpoint, another one, or nothing. */
 static fsdp_status find_resume(const train_job *job, job_sources *from, fsdp_error *err)
 {
     const train_options *opts = job->opts;
@@ -246,10 +247,10 @@ static fsdp_status find_resume(const train_job *job, job_sources *from, fsdp_err
     if (from->newest < 0)
         return FSDP_OK;
     if (opts->resume == TRAIN_RESUME_NO)
-        return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' has checkpoints; name another run, or go on from them by "
-                         "--resume auto",
-                         opts->run);
+        return fsdp_fail(
+            err, FSDP_ERR_EXISTS,
+            "'%s' has checkpoints; name another run, or resume from them by --resume auto",
+            opts->run);
     from->has_resume = true;
     fsdp_status st = train_source_open(opts->run, &from->resume, err);
     if (st == FSDP_ERR_NOT_FOUND && err) /* there are some, none of them good */
@@ -302,10 +303,10 @@ static fsdp_status check_newest(const train_job *job, const job_sources *from, f
     FSDP_TRY(find_newest(job->opts->run, &newest, err));
     if (newest == from->newest)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_EXISTS,
-                     "another training changed the checkpoints of '%s' while this one started: "
-                     "start it again",
-                     job->opts->run);
+    return fsdp_fail(
+        err, FSDP_ERR_EXISTS,
+        "another training changed the checkpoints of '%s' while this one started; start it again",
+        job->opts->run);
 }
 
 bool train_job_is_done(const train_job *job)
@@ -317,7 +318,8 @@ static fsdp_status open_log(train_job *job, fsdp_error *err)
 {
     if (job->opts->dump_grads && job->step > 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "--dump-grads is for step 1, and '%s' has done it: name another run",
+                         "--dump-grads writes the gradients of step 1, which '%s' has done "
+                         "already; name another run",
                          job->opts->run);
     if (job->rank != 0)
         return FSDP_OK;
@@ -333,7 +335,7 @@ static const train_source *source_of_model(const train_job *job, const job_sourc
     return from->has_resume && (job->opts->batches || job->opts->init) ? &from->resume : NULL;
 }
 
-/* Rank 0: what a killed training left in the run. Leftovers that stay are no failure. */
+/* Rank 0: what a killed training left in the run. Leftovers that stay are not a failure. */
 static void clean_run(const train_job *job)
 {
     enum { LONGEST_MS = 600000 };

@@ -184,9 +184,9 @@ static fsdp_status make_run(const char *path, fsdp_error *err)
     struct stat info;
     if (fsdp_path_has_manifest(path, NULL))
         return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' is a checkpoint, which holds no other: name a run (--run)", path);
+                         "'%s' is a checkpoint, not a run; name a run (--run)", path);
     if (stat(path, &info) == 0 && !S_ISDIR(info.st_mode))
-        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is no directory: name another run (--run)",
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is not a directory; name another run (--run)",
                          path);
     if (mkdir(path, 0777) == 0 || errno == EEXIST)
         return FSDP_OK;
@@ -239,7 +239,7 @@ static fsdp_status find_kept(FILE *stream, const char *path, int64_t step, off_t
     free(line);
     if (!is_ours)
         return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' has lines of another program: name another run (--run)", path);
+                         "'%s' has lines of another program; name another run (--run)", path);
     return ferror(stream) ? fsdp_fail_errno(err, errno, "cannot read '%s'", path) : FSDP_OK;
 }
 
@@ -272,7 +272,7 @@ static fsdp_status open_file(const char *path, FILE **stream_out, fsdp_error *er
         return FSDP_OK;
     if (fd >= 0)
         close(fd);
-    return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is no file: name another run (--run)", path);
+    return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is not a file; name another run (--run)", path);
 }
 
 static fsdp_status open_append(const char *run, const char *name, FILE **stream_out,
@@ -293,7 +293,7 @@ fsdp_status train_log_lock(train_log *log, const char *run, fsdp_error *err)
     /* file systems without locks give other errors: trainings are not told apart there */
     if (flock(fileno(log->metrics), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_EXISTS, "another training writes to the run '%s'", run);
+    return fsdp_fail(err, FSDP_ERR_EXISTS, "another training is writing to the run '%s'", run);
 }
 
 /* A line is one write, so that readers, and the file after a kill, have whole lines. A part of a line for
@@ -309,7 +309,7 @@ static fsdp_status append(train_log *log, const fsdp_text *text, fsdp_error *err
         (void)!ftruncate(fd, before);
     if (log->drops_lines) {
         if (log->dropped++ == 0)
-            train_log_warn(log, "cannot write '%s/metrics.jsonl': %s: its lines are left out",
+            train_log_warn(log, "cannot write '%s/metrics.jsonl': %s; its lines are left out",
                            log->run, strerror(errnum));
         return FSDP_OK;
     }
@@ -330,7 +330,7 @@ static fsdp_status cut_metrics(train_log *log, int64_t step, fsdp_error *err)
     if (st == FSDP_OK && behind.failed)
         st = fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
     if (st == FSDP_OK && truncate(path, end) != 0)
-        st = fsdp_fail_errno(err, errno, "cannot shorten '%s'", path);
+        st = fsdp_fail_errno(err, errno, "cannot truncate '%s'", path);
     if (st == FSDP_OK && behind.size > 0)
         st = append(log, &behind, err);
     fsdp_text_release(&behind);
@@ -347,8 +347,8 @@ fsdp_status train_log_open(train_log *log, int64_t step, bool tensorboard, fsdp_
 void train_log_close(train_log *log)
 {
     if (log->dropped > 0)
-        train_log_warn(log, "lines left out of '%s/metrics.jsonl': %lld", log->run,
-                       (long long)log->dropped);
+        train_log_warn(log, "'%s/metrics.jsonl' lacks %lld lines that could not be written",
+                       log->run, (long long)log->dropped);
     if (log->metrics)
         fclose(log->metrics);
     if (log->lines)
@@ -387,7 +387,7 @@ static void end_events(train_log *log, fsdp_status st)
     events_close(log->events);
     log->events = NULL;
     if (log->drops_lines) {
-        train_log_warn(log, "%s: TensorBoard's events end here", log->failure.text);
+        train_log_warn(log, "%s; nothing more is written for TensorBoard", log->failure.text);
         log->failure = (fsdp_error){0};
     }
 }

@@ -38,7 +38,7 @@ static fsdp_status read_array(fsdp_checkpoint *file, const char *path, int ndim,
     int64_t count = fsdp_shape_count(ndim, ids->shape);
     ids->data = malloc((size_t)count * sizeof *ids->data + 1);
     if (!ids->data)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' does not fit in memory", path);
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot read '%s': it does not fit in memory", path);
     return fsdp_checkpoint_read(file, 0, &whole, ids->data, FSDP_CHECK_BLOCKS, err);
 }
 
@@ -70,9 +70,10 @@ fsdp_status train_ids_check(const train_ids *ids, const char *path, int64_t voca
     const int64_t count = fsdp_shape_count(ids->ndim, ids->shape);
     for (int64_t i = 0; i < count; i++)
         if (ids->data[i] < 0 || ids->data[i] >= vocab)
-            return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                             "'%s': element %lld is %lld, beyond the model's vocabulary of %lld",
-                             path, (long long)i, (long long)ids->data[i], (long long)vocab);
+            return fsdp_fail(
+                err, FSDP_ERR_DAMAGED,
+                "'%s': element %lld is %lld, which is outside the model's vocabulary of %lld", path,
+                (long long)i, (long long)ids->data[i], (long long)vocab);
     return FSDP_OK;
 }
 
@@ -84,7 +85,7 @@ void train_ids_release(train_ids *ids)
 
 /* --- writing ------------------------------------------------------------------------------------- */
 
-/* Version 1.0: magic, the length of the text, a Python dict padded to a multiple of 64 bytes. */
+/* Version 1.0 has magic, the length of the text, a Python dict padded to a multiple of 64 bytes. */
 static void add_header(fsdp_text *text, fsdp_dtype dtype, int ndim, const int64_t *shape)
 {
     fsdp_text dict = {0};

@@ -12,9 +12,9 @@ typedef struct train_ids {
     int64_t shape[3];          /* those before ndim */
 } train_ids;
 
-/* An i64 array of `ndim` dims, at most 3. Other dtypes and shapes are FSDP_ERR_USAGE. */
+/* Reads an i64 array of `ndim` dims, at most 3. Other dtypes and shapes are FSDP_ERR_USAGE. */
 fsdp_status train_ids_read(const char *path, int ndim, train_ids *ids_out, fsdp_error *err);
-/* Its length in the first dim, without reading it. */
+/* Finds its length in the first dim, without reading it. */
 fsdp_status train_ids_count(const char *path, int ndim, int64_t *count_out, fsdp_error *err);
 /* FSDP_ERR_DAMAGED names the first id beyond the vocabulary. */
 fsdp_status train_ids_check(const train_ids *ids, const char *path, int64_t vocab, fsdp_error *err);

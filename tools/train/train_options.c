@@ -64,16 +64,15 @@ static fsdp_status check_output(const train_options *opts, const char *output,
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
         if (is_part_of(output, inputs[i]))
             return fsdp_fail(err, FSDP_ERR_EXISTS,
-                             "'%s' is read by this command ('%s'), and is not replaced", output,
-                             inputs[i]);
+                             "cannot write '%s': this command reads it ('%s')", output, inputs[i]);
     return FSDP_OK;
 }
 
 /* Outputs of the command replace files of their own kind only, and none of its inputs: FSDP_ERR_EXISTS. */
 static fsdp_status check_outputs(const train_options *opts, fsdp_error *err)
 {
-    static const cli_output_kind array = {"array of NumPy (.npy)", is_array};
-    static const cli_output_kind tensors = {"safetensors file", is_safetensors};
+    static const cli_output_kind array = {"an array of NumPy (.npy)", is_array};
+    static const cli_output_kind tensors = {"a safetensors file", is_safetensors};
     FSDP_TRY(check_output(opts, opts->logits_out, &array, err));
     FSDP_TRY(check_output(opts, opts->out, &array, err));
     return check_output(opts, opts->dump_grads, &tensors, err);
@@ -120,7 +119,7 @@ static const struct argp_option own_options[OWN_OPTIONS] = {
     {"run", KEY_RUN, "DIR", 0, "the run: checkpoints, metrics.jsonl, main.log", 0},
     {"init", KEY_INIT, "SRC", 0, "first values: a Hugging Face directory or a checkpoint", 0},
     {"resume", KEY_RESUME, "auto|no|PATH", 0,
-     "auto (default): go on from the run's newest checkpoint that is whole", 0},
+     "auto (default): resume from the run's newest checkpoint that is whole", 0},
     {"allow-change", KEY_ALLOW, "WHAT,...", 0, "resume with other data, optim or batch", 0},
     {"print-config", KEY_PRINT, NULL, 0, "print all keys with their values and end", 0},
     {"batches", KEY_BATCHES, "F.npy", 0, "i64 [N, B, S+1]: the ids of each step", 0},
@@ -132,7 +131,7 @@ static const struct argp_option own_options[OWN_OPTIONS] = {
     {"tokens", KEY_TOKENS, "F.npy", 0, "eval, sample: i64 [B, S] ids", 1},
     {"logits-out", KEY_LOGITS, "F.npy", 0, "eval: f32 [B, S, V]", 1},
     {"data", KEY_DATA, "PATH", 0, "eval: text or token files to find the loss of", 1},
-    {"prompt", KEY_PROMPT, "TEXT", 0, "sample: text to go on from", 1},
+    {"prompt", KEY_PROMPT, "TEXT", 0, "sample: text to continue", 1},
     {"count", 'n', "N", 0, "sample: new tokens (default 64)", 1},
     {"temperature", KEY_TEMPERATURE, "T", 0, "sample: 0 is greedy (default 0.8)", 1},
     {"top-k", KEY_TOP_K, "K", 0, "sample: of the K likeliest only (default 40; 0: all)", 1},
@@ -302,10 +301,11 @@ static void refuse_others(const train_options *opts)
         if (given->work & (use < 0 ? TRAINING : (unsigned)EVAL << use))
             continue;
         if (given->work & TRAINING)
-            cli_usage_error("--%s %s nothing with %s", given->name,
-                            given->work == TRAINING ? "is for training: it means" : "means",
+            cli_usage_error("--%s %s %s", given->name,
+                            given->work == TRAINING ? "is for training, not for"
+                                                    : "cannot be combined with",
                             names[use]);
-        cli_usage_error("--%s means nothing without %s", given->name, place);
+        cli_usage_error("--%s needs %s", given->name, place);
     }
 }
 
@@ -321,18 +321,18 @@ static void check(const train_options *opts)
 {
     int uses = !!opts->eval + !!opts->sample + !!opts->tokenize;
     if (uses > 1)
-        cli_usage_error("--eval, --sample and --tokenize exclude each other");
+        cli_usage_error("--eval, --sample and --tokenize cannot be combined");
     refuse_others(opts);
     if (opts->logits_out && !opts->tokens)
-        cli_usage_error("--logits-out means nothing without --eval and --tokens");
+        cli_usage_error("--logits-out needs --eval and --tokens");
     if (train_option_is_given(opts, "comm") && train_option_is_given(opts, "parallel.comm"))
-        cli_usage_error("--comm and --parallel.comm exclude each other");
+        cli_usage_error("--comm and --parallel.comm cannot be combined");
     if (opts->eval && !opts->tokens == !opts->data)
         cli_usage_error("--eval needs --tokens or --data");
     if (!(opts->top_p > 0 && opts->top_p <= 1))
-        cli_usage_error("--top-p is more than 0 and at most 1");
+        cli_usage_error("--top-p must be more than 0 and at most 1");
     if (opts->sample && opts->prompt && opts->tokens)
-        cli_usage_error("--prompt and --tokens exclude each other");
+        cli_usage_error("--prompt and --tokens cannot be combined");
     if (uses == 0 && !opts->run && !opts->print_config)
         cli_usage_error("--run is missing");
 }
@@ -388,11 +388,11 @@ static const cli_tool train_tool = {
     .name = "fsdp-train",
     .args = "[CONFIG]",
     .summary =
-        "Trains a transformer in shards, saves while it trains, and goes on from there on any "
+        "Trains a transformer in shards, saves while it trains, and resumes from there on any "
         "number of ranks.",
     .examples =
         "  fsdp-train --run runs/a --data.path text/ --np 2     train a small GPT-2 of bytes\n"
-        "  fsdp-train a.conf --run runs/a --np 4                go on, on other ranks\n"
+        "  fsdp-train a.conf --run runs/a --np 4                resume, on other ranks\n"
         "  fsdp-train --eval runs/a --data held-out.txt         its loss and perplexity\n"
         "  fsdp-train --sample runs/a --prompt 'Once upon' -n 200\n",
     .argp = &argp};
@@ -405,14 +405,15 @@ static fsdp_status check_config(const train_config *config, fsdp_error *err)
     if (config->parallel.device != TRAIN_CPU)
         return fsdp_fail(
             err, FSDP_ERR_USAGE,
-            "parallel.device is cuda: models are computed on the host only, so far; use cpu");
+            "parallel.device is cuda, but models are computed on the host only so far; use cpu");
     if (config->save.keep_last == 1)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "save.keep_last is 1; at least 2 stay, in case one is damaged (0: all)");
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "save.keep_last is 1; keep at least 2, in case one is damaged, or 0 for all");
     if (config->save.mem > 0 && config->save.mem < LEAST)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "save.mem of %lld bytes is too little: a thread reads and writes 1 MiB at "
-                         "a time, so that the least is 1M (0: the library's)",
+                         "save.mem of %lld bytes is too small: a thread reads and writes 1 MiB at "
+                         "a time; set at least 1M, or 0 for the library's default",
                          (long long)config->save.mem);
     return FSDP_OK;
 }

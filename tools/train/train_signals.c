@@ -149,8 +149,8 @@ fsdp_status train_stop_file_check(const char *run, fsdp_error *err)
     if (!find_stop_file(run, path, &info) || !S_ISDIR(info.st_mode))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_EXISTS,
-                     "'%s' is a directory: a file of this name stops a training; remove the "
-                     "directory, and start again",
+                     "'%s' is a directory, but a file of this name stops a training; remove the "
+                     "directory and start again",
                      path);
 }
 

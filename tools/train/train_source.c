@@ -78,11 +78,10 @@ static fsdp_status take_values(const fsdp_sd *sd, const char *path, train_source
     take_text(sd, "train.tokenizer_config", &source->tokenizer_config_text);
     take_text(sd, "train.config", &source->train_config);
     if (source->config_text.size == 0)
-        return fsdp_fail(
-            err, FSDP_ERR_DAMAGED,
-            "'%s' is no checkpoint of fsdp-train: it has no train.hf_config, and there "
-            "is no config.json",
-            path);
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' is not a checkpoint of fsdp-train: it has neither train.hf_config "
+                         "nor a config.json",
+                         path);
     if (data)
         FSDP_TRY(fsdp_value_copy(data, &source->data, err));
     return fsdp_transformer_config_parse(source->config_text.data, source->config_text.size, path,
@@ -204,7 +203,7 @@ static fsdp_status compare_head(const train_source *source, fsdp_checkpoint *fil
     if (is_same)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s': 'lm_head.weight' is not '%s', though the config ties them; set "
+                     "'%s': 'lm_head.weight' differs from '%s', although the config ties them; set "
                      "\"tie_word_embeddings\": false in its config.json to keep both, as "
                      "transformers does, or remove 'lm_head.weight'",
                      source->path, name);
@@ -255,8 +254,8 @@ static fsdp_status check_report(const train_source *source, const fsdp_load_repo
     for (size_t i = 0; i < report->unexpected_count; i++)
         if (!is_old_buffer(report->unexpected[i]))
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                             "'%s' has a tensor that its model has no place for: '%s'",
-                             source->path, report->unexpected[i]);
+                             "'%s' has a tensor that its model does not have: '%s'", source->path,
+                             report->unexpected[i]);
     return FSDP_OK;
 }
 

@@ -130,7 +130,8 @@ static fsdp_status fail_change(const train_source *source, const char *what, con
                                fsdp_error *err)
 {
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' was made with other %s; go on with --allow-change %s if that is meant",
+                     "cannot resume from '%s': it was made with other %s; add --allow-change %s to "
+                     "resume with the new",
                      source->path, what, flag);
 }
 
@@ -201,12 +202,15 @@ static fsdp_status check_state(const train_job *job, const train_source *source,
 {
     fsdp_world_mark(job->world, "compare");
     if (!is_same_tokenizer(job, source)) /* first: it also changes the model's vocabulary */
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' was made with another tokenizer",
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "cannot resume from '%s': it was made with another tokenizer",
                          source->path);
     if (job->model_text.size != source->config_text.size ||
         memcmp(job->model_text.data, source->config_text.data, job->model_text.size) != 0)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' holds another model than [model] or --init describe", source->path);
+        return fsdp_fail(
+            err, FSDP_ERR_DAMAGED,
+            "cannot resume from '%s': it holds another model than [model] or --init describe",
+            source->path);
     bool is_same;
     FSDP_TRY(compare_data(job, source, &is_same, err));
     if (!is_same && !(job->opts->allowed_changes & TRAIN_CHANGE_DATA))
@@ -243,8 +247,8 @@ static fsdp_status load(train_job *job, const train_source *source, fsdp_sd *cou
     if (job->opts->allowed_changes & TRAIN_CHANGE_DATA)
         FSDP_TRY(restart_changed_data(job, source, err));
     if (job->step < 0 || job->tokens < 0 || job->consumed < 0)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "the counters of '%s' are no numbers",
-                         source->path);
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "cannot resume from '%s': its counters are not numbers", source->path);
     job->resumed = true;
     return FSDP_OK;
 }

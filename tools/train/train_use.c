@@ -58,7 +58,7 @@ static fsdp_status find_given_loss(train_job *job, const train_ids *ids, fsdp_er
     double loss;
     if (tokens < 1)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has no targets: sequences of one id; --logits-out takes them",
+                         "'%s' has no targets: its sequences have one id; --logits-out takes them",
                          job->opts->tokens);
     FSDP_TRY(fsdp_transformer_evaluate(job->model, &batch, &loss, err));
     return print_loss(job, loss / (double)tokens, tokens);

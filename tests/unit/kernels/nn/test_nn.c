@@ -46,7 +46,7 @@ static void free_guarded(float *data, int64_t count)
     bool is_intact = true;
     for (size_t i = 0; i < GUARDED * sizeof *data; i++)
         is_intact &= behind[i] == GUARD;
-    cr_assert(is_intact, "written behind the end");
+    cr_assert(is_intact, "written after the end");
     free(data - 1);
 }
 
@@ -129,7 +129,7 @@ Test(nn, blocks_of_a_linear_layer_do_not_show)
 }
 
 /* A transposed result of three chunks, the last one smaller: the bits are those of the product that is
- * made in place, from the same matrix as it is not turned. */
+ * made in place, from the same matrix as it is not transposed. */
 static void check_chunks(int threads, int64_t rows, int64_t columns, int64_t inner)
 {
     fsdp_nn *nn = open_nn(threads);

@@ -276,7 +276,7 @@ Test(device_cuda, host_work_runs_at_once_and_gives_the_stream_its_work)
     work.status = FSDP_ERR_PEER;
     self.ops->submit(self.one, fill_by_host, &work, sizeof work);
     self.ops->submit(self.one, fill_by_host, &work, sizeof work);
-    cr_expect_eq(count, 2, "work behind a failure is skipped");
+    cr_expect_eq(count, 2, "work after a failure is skipped");
     self.ops->wait(self.two, self.ops->record(self.one));
     cr_expect_eq(self.ops->check(self.two, &err), FSDP_ERR_PEER);
     cr_expect_str_eq(err.text, "rank 1 has left");
@@ -434,8 +434,8 @@ Test(device_cuda, what_is_missing_is_named_with_what_to_do)
          {"finds no GPU", "/dev/nvidia*", "CUDA_VISIBLE_DEVICES is not set"}},
         {"cuda", {.major = 7, .minor = 5}, {"GPU 1 (a GPU of tests)", "7.5", "8.0 or later"}},
         {"cuda:2", {.devices = 2}, {"device 'cuda:2'", "the last GPU of this host is cuda:1", ""}},
-        {"cuda:x", {0}, {"device 'cuda:x'", "a number follows cuda:", ""}},
-        {"cuda:", {0}, {"device 'cuda:'", "a number follows cuda:", ""}},
+        {"cuda:x", {0}, {"device 'cuda:x'", "a number must follow cuda:", ""}},
+        {"cuda:", {0}, {"device 'cuda:'", "a number must follow cuda:", ""}},
         {"cuda",
          {.fail_call = "cudaGetDeviceCount", .fail_at = 1, .fail_code = 802},
          {"cudaGetDeviceCount: system not yet initialized", "nvidia-smi", "--device cpu"}},

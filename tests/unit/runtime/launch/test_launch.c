@@ -126,13 +126,13 @@ Test(options, that_make_no_sense_are_named)
         const char *first, *second, *text;
     } cases[] = {
         {"--np", NULL, "--np needs a value"},
-        {"--np=", NULL, "--np '': not a number of ranks from 1 to 1024"},
+        {"--np=", NULL, "--np '' is not a number of ranks from 1 to 1024"},
         {"--np", "0", "--np '0'"},
         {"--np", "1025", "--np '1025'"},
         {"--np", "4x", "--np '4x'"},
         {"--threads", "99999999999999999999", "--threads '9999"},
         {"--comm=gloo", NULL,
-         "--comm 'gloo': unknown; use auto, self, threads, shm, mpi, tcp or nccl"},
+         "--comm 'gloo' is unknown; use auto, self, threads, shm, mpi, tcp or nccl"},
         {"--deadline", "0", "--deadline '0'"},
         {"--deadline", "nan", "--deadline 'nan'"},
         {"--deadline", "inf", "--deadline 'inf'"},
@@ -440,8 +440,8 @@ Test(decision, names_contradictions)
         {{.comm = FSDP_COMM_THREADS}, FSDP_LAUNCHED_SLURM, 4, 0, "--comm threads contradicts srun"},
         {{.comm = FSDP_COMM_MPI}, FSDP_LAUNCHED_TORCHRUN, 4, 0, "--comm mpi contradicts torchrun"},
         {{.comm = FSDP_COMM_SELF}, FSDP_LAUNCHED_OPEN_MPI, 4, 0, "--comm self contradicts mpirun"},
-        {{.trace = "t", .np = 2}, 0, 1, 0, "each rank writes a separate file"},
-        {{.trace = "t"}, FSDP_LAUNCHED_SLURM, 2, 0, "each rank writes a separate file"},
+        {{.trace = "t", .np = 2}, 0, 1, 0, "each rank needs a separate file"},
+        {{.trace = "t"}, FSDP_LAUNCHED_SLURM, 2, 0, "each rank needs a separate file"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         expect_decision(&cases[i]);

@@ -95,7 +95,8 @@ static fsdp_status make_other_meshes(world_rank *rank, fsdp_error *err)
     fsdp_status status =
         fsdp_world_mesh(rank->world, 2, is_other ? (int64_t[]){4, 1} : (int64_t[]){2, 2},
                         (const char *[]){"a", "b"}, &mesh, &why);
-    if (status == FSDP_OK || !strstr(why.text, "rank 2 connects a mesh of 4x1, rank 0 one of 2x2"))
+    if (status == FSDP_OK ||
+        !strstr(why.text, "rank 2 connects a mesh of 4x1, but rank 0 one of 2x2"))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "status %d: %.200s", (int)status, why.text);
     status = fsdp_world_mesh(rank->world, 1, (int64_t[]){4}, (const char *[]){is_other ? "b" : "a"},
                              &mesh, &why);
