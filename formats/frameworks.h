@@ -59,7 +59,7 @@ typedef struct fsdp_framework_row {
     const char *say;           /* recognised only: what to do with it; it yields, too */
 } fsdp_framework_row;
 
-/* A file of another program, by its first bytes. */
+/* Recognises a file of another program by its first bytes. */
 typedef struct fsdp_framework_file {
     const char *made_by;
     const char *head;
@@ -72,7 +72,7 @@ extern const fsdp_framework_row fsdp_framework_rows[];
 extern const size_t fsdp_framework_row_count;
 extern const fsdp_framework_file fsdp_framework_files[];
 extern const size_t fsdp_framework_file_count;
-/* Names of steps in a run ("checkpoint-#"), up to NULL. */
+/* Lists the names of steps in a run ("checkpoint-#"), up to NULL. */
 extern const char *const fsdp_framework_steps[];
 /* Names of files that hold no model; of weights that formats/ reads, and of those that it does not read. */
 extern const char fsdp_framework_no_model[], fsdp_framework_weights[], fsdp_framework_foreign_weights[];
@@ -110,21 +110,21 @@ fsdp_status fsdp_framework_resolve(fsdp_io *io, const char *path, const fsdp_fra
 fsdp_status fsdp_framework_open(fsdp_io *io, const char *path, const fsdp_source_opts *opts,
                                 fsdp_source **source_out, fsdp_error *err);
 
-/* The directory that holds the configuration of the checkpoint at the path (a directory, a file or a pattern
- * of rank files), its own or the one above that has a row's pointer: *dir_out, which the caller frees; NULL:
- * none. */
+/* Finds the directory that holds the configuration of the checkpoint at the path (a directory, a file or a
+ * pattern of rank files): its own, or the one above that has a row's pointer. The caller frees
+ * *dir_out; NULL: none. */
 fsdp_status fsdp_framework_config(fsdp_io *io, const char *path, char **dir_out, fsdp_error *err);
 
-/* The folders ("2_Dense") that the text of fsdp_framework_module_list names, without the directory itself.
- * The caller releases them, also after an error. FSDP_ERR_DAMAGED: one leads out of the directory. */
+/* Lists the folders ("2_Dense") that the text of fsdp_framework_module_list names, without the directory
+ * itself. The caller releases them, also after an error. FSDP_ERR_DAMAGED: one leads out of the directory. */
 fsdp_status fsdp_framework_modules(const char *text, size_t size, const char *path, fsdp_io_names *names_out,
                                    fsdp_error *err);
 
-/* True when the name matches a pattern of the list; *number_out: what '#' stood for, or -1. */
+/* Returns true when the name matches a pattern of the list; *number_out: what '#' stood for, or -1. */
 bool fsdp_framework_matches(const char *list, const char *name, int64_t *number_out);
 
-/* The pattern with '#' replaced by the digits that it stands for in the name, which a pattern of the list
- * matches; unchanged where it stands for none. The caller frees it; NULL: no memory. */
+/* Returns the pattern with '#' replaced by the digits that it stands for in the name, which a pattern of the
+ * list matches; unchanged where it stands for none. The caller frees it; NULL: no memory. */
 char *fsdp_framework_spell(const char *list, const char *name, const char *pattern);
 
 #endif

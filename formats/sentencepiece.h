@@ -36,14 +36,14 @@ typedef struct fsdp_sentencepiece {
     bool adds_space;           /* text gets a space before it (add_dummy_prefix) */
 } fsdp_sentencepiece;
 
-/* path is for messages. More than `most` pieces are FSDP_ERR_LIMIT. The caller releases *out, also after a
- * failure; data must live as long. */
+/* Reads the file's bytes; path is for messages. More than `most` pieces are FSDP_ERR_LIMIT. The
+ * caller releases *out, also after a failure; data must live as long. */
 fsdp_status fsdp_sentencepiece_read(const char *data, size_t size, const char *path, size_t most,
                                     fsdp_sentencepiece *out, fsdp_error *err);
 void fsdp_sentencepiece_release(fsdp_sentencepiece *model);
 
-/* True for the other kind of tokenizer.model, which Llama 3 has: a text of lines with a token of tiktoken in
- * base64 and its number. */
+/* Returns true for the other kind of tokenizer.model, which Llama 3 has: a text of lines, each with a token
+ * of tiktoken in base64 and its number. */
 bool fsdp_sentencepiece_is_tiktoken(const char *data, size_t size);
 
 #endif

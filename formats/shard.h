@@ -102,7 +102,7 @@ typedef struct fsdp_shard_opts {
     void *alive_user;
 } fsdp_shard_opts;
 
-/* The facts about a finished file that the manifest keeps. */
+/* Describes a finished file, as the manifest keeps it. */
 typedef struct fsdp_file_record {
     int64_t size;
     int64_t index_offset, index_size;
@@ -112,11 +112,11 @@ typedef struct fsdp_file_record {
 
 typedef struct fsdp_shard_writer fsdp_shard_writer;
 
-/* Estimated memory of a writer of that many boxes, without libhdf5's layout. */
+/* Estimates the memory of a writer of that many boxes, without libhdf5's layout. */
 int64_t fsdp_shard_writer_room(size_t box_count);
 enum { FSDP_OPEN_LAYOUT_BYTES = 3 << 19 };   /* measured: an encoded file, open in libhdf5 */
 
-/* Bytes of the index segment for these raw boxes. */
+/* Returns the bytes of the index segment for these raw boxes. */
 int64_t fsdp_shard_index_bytes(const fsdp_shard_dataset *datasets, const fsdp_shard_box *boxes,
                                size_t box_count);
 
@@ -229,14 +229,14 @@ const fsdp_stored_box *fsdp_shard_find(const fsdp_shard_reader *reader, uint32_t
                                        uint32_t part);
 
 fsdp_box fsdp_stored_box_box(const fsdp_stored_box *box);
-/* The range of a block: elements [*first, *first + *count) of the packed order. */
+/* Returns the range of a block: elements [*first, *first + *count) of the packed order. */
 void fsdp_block_range(const fsdp_stored_box *box, int64_t block, int64_t *first, int64_t *count);
 
 /* Reads elements of a raw box's packed order without verifying hashes. */
 fsdp_status fsdp_shard_read(fsdp_shard_reader *reader, const fsdp_stored_box *box, int64_t first,
                             int64_t count, void *data, fsdp_error *err);
 
-/* Buffers of one reading thread for encoded blocks. */
+/* Holds the buffers of one reading thread for encoded blocks. */
 typedef struct fsdp_decoder {
     fsdp_codec *codec;
     void *frame;
@@ -259,7 +259,7 @@ fsdp_status fsdp_shard_decode(fsdp_shard_reader *reader, const fsdp_stored_box *
 fsdp_status fsdp_shard_check_structure(fsdp_io *io, const fsdp_shard_reader *reader, int64_t index_offset,
                                        bool is_exact, fsdp_error *err);
 
-/* FSDP_ERR_DAMAGED with file, tensor, block and its rows. */
+/* Returns FSDP_ERR_DAMAGED with file, tensor, block and its rows. */
 fsdp_status fsdp_block_damaged(const fsdp_shard_reader *reader, const fsdp_stored_box *box, int64_t block,
                                fsdp_error *err);
 

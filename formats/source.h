@@ -54,13 +54,13 @@ typedef struct fsdp_source_chunk {
     const int64_t *strides;    /* in bytes; 0 repeats an element, negative goes backwards; NULL: row-major */
     int64_t offset;            /* offset of its first element, in the file or in the decoded stream */
     int file;                  /* number in the catalog; -1: the read function of the format reads it */
-    int origin;                /* for file -1: the file that holds the bytes all the same */
+    int origin;                /* for file -1: the file that holds the bytes nevertheless */
     int stream;                /* FSDP_NO_STREAM: the bytes of the file are the bytes of the elements */
     unsigned fix;
 } fsdp_source_chunk;
 
 typedef struct fsdp_source_tensor {
-    const char *name;          /* zero-terminated behind its end, may hold NUL */
+    const char *name;          /* zero-terminated after its end, may hold NUL */
     size_t name_size;
     fsdp_dtype dtype;
     int ndim;
@@ -108,32 +108,32 @@ size_t fsdp_source_tensor_count(const fsdp_source *source);      /* inner ones i
 const fsdp_source_tensor *fsdp_source_tensor_at(const fsdp_source *source, size_t number);
 const char *fsdp_source_format(const fsdp_source *source);       /* "safetensors", "dcp", "torch", ... */
 const char *fsdp_source_path(const fsdp_source *source);
-/* Weights of which the files have rounded copies alone. */
+/* Counts the weights of which the files have rounded copies alone. */
 int64_t fsdp_source_rounded_count(const fsdp_source *source);
 size_t fsdp_source_file_count(const fsdp_source *source);
 const char *fsdp_source_file_path(const fsdp_source *source, size_t number);
 int64_t fsdp_source_file_size(const fsdp_source *source, size_t number);
-/* The state of the file when the source opened it. */
+/* Returns the state of the file when the source opened it. */
 const fsdp_file_info *fsdp_source_file_info(const fsdp_source *source, size_t number);
-/* FSDP_ERR_DAMAGED when info, which another open of the file returned, belongs to another or a changed
+/* FSDP_ERR_DAMAGED when info, which another open of the file returned, belongs to a different or a changed
  * file. */
 fsdp_status fsdp_source_file_compare(const fsdp_source *source, size_t number, const fsdp_file_info *now,
                                      fsdp_error *err);
-/* The number of files that hold tensors and values; they come first. Files that were read only to
+/* Counts the files that hold tensors and values; they come first. Files that were read only to
  * understand the checkpoint (metadata, an index) follow. */
 size_t fsdp_source_content_count(const fsdp_source *source);
 
-/* Classes and functions that a program runs when it loads the file: printable names, at most so many of each
- * file. NULL behind the last. */
+/* Returns a class or function that a program runs when it loads the file: a printable name, at most
+ * FSDP_SOURCE_CODE of each file. NULL after the last. */
 enum { FSDP_SOURCE_CODE = 4 };
 const char *fsdp_source_code_at(const fsdp_source *source, size_t file, size_t number);
 
-/* Members of the listing that are neither tensors nor values, as a JSON text or NULL: "metadata" of
- * safetensors, "attributes" of HDF5. "carried" is the metadata that stays true in other files,
+/* Returns a member of the listing that is neither a tensor nor a value, as a JSON text, or NULL: "metadata"
+ * of safetensors, "attributes" of HDF5. "carried" is the metadata that stays true in other files,
  * "contradicting" has keys of that with the files whose texts differ (safetensors_read.c). */
 const char *fsdp_source_extra(const fsdp_source *source, const char *member);
 
-/* The number of incomplete entries, and of those of which only the name is known, that may_lack allowed. */
+/* Counts the incomplete entries, and those of which only the name is known, that may_lack allowed. */
 size_t fsdp_source_missing_count(const fsdp_source *source);
 const char *fsdp_source_missing_at(const fsdp_source *source, size_t number, size_t *size_out);
 
@@ -158,7 +158,7 @@ fsdp_status fsdp_source_read(fsdp_source *source, size_t tensor, const fsdp_box 
 
 /*
  * Sets the memory for all decoded streams together. A stream over a quarter of it keeps only the part
- * decoded last, which is enough for reading forwards; a stream that is read back and forth all the same is
+ * decoded last, which is enough for reading forwards; a stream that is read back and forth nevertheless is
  * spooled into an unnamed file in `directory` (NULL: $TMPDIR or /tmp). Call before the first read.
  */
 void fsdp_source_set_memory(fsdp_source *source, int64_t memory, const char *directory);
@@ -166,23 +166,24 @@ int64_t fsdp_source_memory(const fsdp_source *source);
 
 /*
  * Announces that the tensor will be read whole, in row-major order (source_stream.c). `repeated`: more than
- * once, or in parts that are no runs of that order. Streams that this would decode many times over are
+ * once, or in parts that are not runs of that order. Streams that this would decode many times over are
  * spooled when they are first read. FSDP_ERR_LIMIT when it takes more memory than there may be. Call after
  * fsdp_source_set_memory and before the first read.
  */
 fsdp_status fsdp_source_announce(fsdp_source *source, size_t tensor, bool repeated, fsdp_error *err);
-/* The number of threads that may read at once so that each finds the bytes it decoded of its stream, and
- * the bytes that they together may be behind the foremost one. INT_MAX and INT64_MAX where no stream is
+/* Returns how many threads may read at once so that each finds the bytes it decoded of its stream, and how
+ * many bytes they together may lag the foremost one. INT_MAX and INT64_MAX where no stream is
  * larger than that. */
 void fsdp_source_reading_limits(const fsdp_source *source, int *threads_out, int64_t *bytes_out);
-/* Bytes that the announced reads put into spool files. */
+/* Returns the bytes that the announced reads put into spool files. */
 int64_t fsdp_source_spool_bytes(const fsdp_source *source);
 
-/* Checksums that the format itself keeps (records of a zip, decoded streams); reading does not check those
- * of plain bytes. FSDP_ERR_DAMAGED names the record. Several threads may check different numbers at once. */
+/* Count and check the checksums that the format itself keeps (records of a zip, decoded streams); reading
+ * does not check those of plain bytes. FSDP_ERR_DAMAGED names the record. Several threads may check different
+ * numbers at once. */
 size_t fsdp_source_check_count(const fsdp_source *source);
-/* Bytes that readers count when all checks are made; ranges of a hostile file may overlap, so that there is a
- * limit. */
+/* Returns the bytes that readers count when all checks are made, at most FSDP_SOURCE_CHECK_MOST: ranges of a
+ * hostile file may overlap. */
 #define FSDP_SOURCE_CHECK_MOST (INT64_MAX / 4)
 int64_t fsdp_source_check_bytes(const fsdp_source *source);
 fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_reader *reader,
@@ -215,7 +216,7 @@ typedef struct fsdp_source_ops {
     /* As fsdp_source_read, for tensors with a chunk whose file is -1. NULL when there are none. */
     fsdp_status (*read)(void *state, size_t tensor, const fsdp_box *box, void *data, fsdp_error *err);
     /* For chunks with file -1 whose bytes are plain, but whose offset is found only by reading: fills in
-     * file, stream, offset, fix and strides (room for the tensor's dims) of a copy of the chunk, whose
+     * file, stream, offset, fix and strides (capacity for the tensor's dims) of a copy of the chunk, whose
      * offset is the one that add_chunk got. Called repeatedly, and by several threads. NULL: read reads
      * them. The format checks that the place is valid. */
     fsdp_status (*place)(void *state, size_t tensor, fsdp_source_chunk *chunk, int64_t *strides,
@@ -224,7 +225,7 @@ typedef struct fsdp_source_ops {
     bool (*reads)(void *state, size_t tensor);
     /* FSDP_ERR_LIMIT when read would need more memory than the source may use. NULL: never. */
     fsdp_status (*check_memory)(void *state, size_t tensor, fsdp_error *err);
-    /* Checks of the format, numbered behind those of the source, and the bytes that all of them count.
+    /* Checks of the format, numbered after those of the source, and the bytes that all of them count.
      * All NULL: none. */
     size_t (*check_count)(void *state);
     int64_t (*check_bytes)(void *state);
@@ -281,14 +282,14 @@ fsdp_status fsdp_source_add_crc(fsdp_source *source, const fsdp_source_crc *chec
 
 /* Counts bytes of data that a checksum of another kind protects; any thread. */
 void fsdp_source_count_checked(fsdp_source *source, int64_t bytes);
-/* Bytes of files or streams that have checksums; final when all checks were made. 0: the format has none. */
+/* Returns the bytes of files or streams with checksums; final after all checks. 0: the format has none. */
 int64_t fsdp_source_checked_bytes(const fsdp_source *source);
 
 /* Limit for the bytes of all names and their paths together: nesting copies a long key for each short one
  * beneath it. */
 enum { FSDP_SOURCE_NAMES = 256 << 20 };
 
-/* Reserves room for about so many tensors and chunks, as far as there is memory. The counts must be
+/* Reserves capacity for about so many tensors and chunks, as far as there is memory. The counts must be
  * bounded by the size of the file. */
 void fsdp_source_expect(fsdp_source *source, size_t tensors, size_t chunks);
 
@@ -308,17 +309,17 @@ const int32_t *fsdp_source_nesting(const fsdp_source *source, size_t *count_out)
 /* Adds a new name of a tensor. No tensor and no value may be added afterwards. */
 fsdp_status fsdp_source_add_alias(fsdp_source *source, const char *name, size_t name_size, size_t tensor,
                                   fsdp_error *err);
-/* True when there is an entry of that name. */
+/* Returns true when there is an entry of that name. */
 bool fsdp_source_has(const fsdp_source *source, const char *name, size_t name_size);
 /* Adds a tensor inside a value. */
 fsdp_status fsdp_source_add_inner(fsdp_source *source, fsdp_dtype dtype, int ndim, const int64_t *shape,
                                   size_t *tensor_out, fsdp_error *err);
 
-/* Copies the chunk. Its box must lie in the tensor, and all its elements in the file or stream. */
+/* Adds a copy of the chunk. Its box must lie in the tensor, and all its elements in the file or stream. */
 fsdp_status fsdp_source_add_chunk(fsdp_source *source, size_t tensor, const fsdp_source_chunk *chunk,
                                   fsdp_error *err);
 
-/* Takes over the contents of value, which becomes null. blob NULL: no blob. */
+/* Adds a value and takes over its contents, so that it becomes null. blob NULL: no blob. */
 fsdp_status fsdp_source_add_value(fsdp_source *source, const char *name, size_t name_size, fsdp_value *value,
                                   const fsdp_source_blob *blob, fsdp_error *err);
 
@@ -326,7 +327,7 @@ fsdp_status fsdp_source_add_value(fsdp_source *source, const char *name, size_t 
 fsdp_status fsdp_source_add_extra(fsdp_source *source, const char *member, const char *json, size_t size,
                                   fsdp_error *err);
 
-/* --- what is not there */
+/* --- what is missing -------------------------------------------------------------------------- */
 
 /* A model whose tensors have the shapes that the files lack. */
 typedef struct fsdp_source_model {
@@ -355,13 +356,13 @@ typedef struct fsdp_source_opts {
 
 /* Applies opts of the probe (or NULL); formats call it before they add the first file. */
 void fsdp_source_tolerate(fsdp_source *source, const fsdp_source_opts *opts);
-/* True when files may be missing. The entries of such a file are then omitted, or added as missing. */
+/* Returns true when files may be missing, whose entries are then omitted, or added as missing. */
 bool fsdp_source_tolerates(const fsdp_source *source);
 /* Records an entry as missing; it is not added. FSDP_ERR_DAMAGED when the options do not allow that;
  * `file` is for that message, or NULL. */
 fsdp_status fsdp_source_add_missing(fsdp_source *source, const char *name, size_t name_size, const char *file,
                                     fsdp_error *err);
-/* The hint that follows a message about something missing. */
+/* Follows a message about something missing. */
 #define FSDP_MISSING_HINT "; fsdp-convert --allow-missing REGEX converts the rest"
 
 /*
@@ -398,18 +399,18 @@ typedef struct fsdp_format_reader {
     fsdp_status (*open)(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err);
 } fsdp_format_reader;
 
-/* True when the directory of the probe holds the name. */
+/* Returns true when the directory of the probe holds the name. */
 bool fsdp_probe_has(const fsdp_probe *probe, const char *name);
 
-/* NAME-00002-of-00003.safetensors: number 2 of 3 files. False for other names. */
+/* Reads the number and the count of NAME-00002-of-00003.safetensors: 2 and 3. False for other names. */
 bool fsdp_source_is_part(const char *path, int *number_out, int *count_out);
 
-/* True when the last part of the path holds "{r}": where no such file exists, it is a pattern for one file
- * per rank. */
+/* Returns true when the last part of the path holds "{r}": where no such file exists, it is a pattern for one
+ * file per rank. */
 bool fsdp_source_is_pattern(const char *path);
 
 /* Opens a path in the format with the highest bid, or the rank files of a pattern. FSDP_ERR_NOT_FOUND "...
- * is in no format that is known: ..." opts may be NULL. */
+ * is not in a known format: ..." opts may be NULL. */
 fsdp_status fsdp_source_open(fsdp_io *io, const char *path, const fsdp_source_opts *opts,
                              fsdp_source **source_out, fsdp_error *err);
 /* A part of a checkpoint that consists of several, as a framework saves a model and its optimizer. */
@@ -423,7 +424,7 @@ typedef struct fsdp_source_part {
  * path: the directory around them. */
 fsdp_status fsdp_source_join(const char *path, const fsdp_source_part *parts, size_t count,
                              const fsdp_source_opts *opts, fsdp_source **source_out, fsdp_error *err);
-/* Is a file or directory of a known format, by its first bytes or its names alone? */
+/* Tells whether the path is of a known format, by its first bytes or its names alone. */
 fsdp_status fsdp_source_recognise(fsdp_io *io, const char *path, bool *is_known_out, fsdp_error *err);
 
 #endif

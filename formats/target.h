@@ -16,7 +16,7 @@
  *
  * The formats themselves are in the rooms of their readers (<fsdp/format.h>).
  *
- * The path is a staging name beside the final one: the caller removes the files of a target that was not
+ * The path is a staging name next to the final one: the caller removes the files of a target that was not
  * finished, and renames a finished one.
  */
 #ifndef FSDP_TARGET_H
@@ -71,10 +71,10 @@ typedef struct fsdp_target_opts {
     const fsdp_target_tie *ties;       /* for formats that record them; borrowed as the entries are */
     size_t tie_count;
     const char *stem;          /* hf: of its files, one of fsdp_hf_stems; NULL: "model" */
-    const char *copied;        /* hf: a JSON text about files beside it that is kept with the tensors, or
+    const char *copied;        /* hf: a JSON text about files next to it that is kept with the tensors, or
                                 * NULL; its length must not change between measuring and writing */
-    const char *metadata;      /* formats with caps.metadata: a JSON object of texts that are stored beside
-                                * the tensors, or NULL */
+    const char *metadata;      /* formats with caps.metadata: a JSON object of texts that are stored next
+                                * to the tensors, or NULL */
     const char *namespaces;    /* torch: the dict of this key is an argparse.Namespace; NULL: none */
     bool sync;
 } fsdp_target_opts;
@@ -82,7 +82,7 @@ typedef struct fsdp_target_opts {
 /* The format defines the struct. */
 typedef struct fsdp_target fsdp_target;
 
-/* The place of a box, whose elements are one run there. */
+/* Tells where a box is stored; its elements are one run there. */
 typedef struct fsdp_target_place {
     const char *file;          /* name in the directory, borrowed from the target; "": of one file */
     int64_t offset;
@@ -117,14 +117,14 @@ typedef struct fsdp_target_ops {
 typedef struct fsdp_format_writer {
     const fsdp_target_ops *ops;    /* NULL: a native format, which statedict/convert writes */
     const struct fsdp_packed_format *packed;   /* for the ops of packed formats */
-    /* True for names that files of such a directory have: an overwrite deletes these and no others. NULL
-     * for formats of one file. */
+    /* Returns true for names that files of such a directory have: an overwrite deletes these and no
+     * others. NULL for formats of one file. */
     bool (*owns)(const char *name);
     bool (*holds_dtype)(fsdp_dtype dtype);
-    /* True for values that have a place, by their names. NULL: all. */
+    /* Returns true for values that the format can hold, by their names. NULL: all. */
     bool (*holds_value)(const char *name, size_t size, const fsdp_value *value);
-    /* True when the format can record `dropped` as another name of tensor `kept`. NULL without
-     * caps.notes_ties. */
+    /* Returns true when the format can record `dropped` as another name of tensor `kept`. NULL
+     * without caps.notes_ties. */
     bool (*notes_tie)(const char *dropped, size_t dropped_size, const char *kept, size_t kept_size);
 } fsdp_format_writer;
 

@@ -46,7 +46,7 @@ fsdp_status fsdp_tokenizer_json_open(fsdp_tokenizer_json *file, const char *text
                                      const char *path, fsdp_error *err);
 void fsdp_tokenizer_json_release(fsdp_tokenizer_json *file);
 
-/* FSDP_ERR_USAGE: "'PATH': the WHAT 'NAME' is not supported ..." */
+/* Returns FSDP_ERR_USAGE "'PATH': the WHAT 'NAME' is not supported ...". */
 fsdp_status fsdp_tokenizer_refuse(const fsdp_json *json, const char *what, const char *name, fsdp_error *err);
 
 /* --- tokens, merges, added tokens -----------------------------------------------------------------
@@ -98,7 +98,7 @@ typedef enum fsdp_word_pattern {
     FSDP_WORDS_WHOLE,          /* none: nothing is cut */
     FSDP_WORDS_GPT2, FSDP_WORDS_LLAMA3, FSDP_WORDS_QWEN2
 } fsdp_word_pattern;
-/* The pattern by its exact text; FSDP_WORDS_WHOLE when it is not one of these. */
+/* Finds the pattern by its exact text; FSDP_WORDS_WHOLE when it is not one of these. */
 fsdp_word_pattern fsdp_word_pattern_of(const char *text, size_t size);
 
 enum { FSDP_SPLIT_STEPS = 8, FSDP_TEMPLATE_IDS = 64 };
@@ -122,7 +122,8 @@ typedef struct fsdp_text_rules {
     fsdp_template_ids before, after; /* of the template, around the text; not checked: any numbers */
 } fsdp_text_rules;
 
-/* FSDP_ERR_USAGE, with its name: a part is not one of byte-level BPE as GPT-2, Llama 3 and Qwen2 have it. */
+/* Reads the rules for text. FSDP_ERR_USAGE, with its name: a part is not one of byte-level BPE as GPT-2,
+ * Llama 3 and Qwen2 use it. */
 fsdp_status fsdp_tokenizer_json_rules(const fsdp_tokenizer_json *file, fsdp_text_rules *rules_out,
                                      fsdp_error *err);
 

@@ -52,7 +52,7 @@ fsdp_status dcp_add_piece(dcp_state *state, const dcp_tensor *tensor, size_t num
                           fsdp_error *err);
 fsdp_status dcp_add_value(dcp_state *state, const char *name, size_t name_size, const dcp_item *item,
                           fsdp_error *err);
-/* Reserves room for about so many pieces. */
+/* Reserves capacity for about so many pieces. */
 void dcp_expect(dcp_state *state, size_t pieces);
 /* Reads a whole file of metadata; the caller frees *data_out, also after a failure. */
 fsdp_status dcp_read_bytes(fsdp_io *io, const char *path, char **data_out, size_t *size_out, fsdp_error *err);

@@ -17,7 +17,7 @@ fsdp_status dcp_agree_bytes(const fsdp_source *source, int file, int64_t in_item
     return fsdp_fail(
         err, FSDP_ERR_DAMAGED,
         "'%s' has %lld bytes, and the metadata of '%s' has items in %lld of them" FSDP_TWO_SAVES
-        "; --from dcp reads these items",
+        "; use --from dcp to read them",
         fsdp_source_file_path(source, (size_t)file), (long long)size, fsdp_source_path(source),
         (long long)in_items);
 }
@@ -220,8 +220,7 @@ static fsdp_status compare_groups(fsdp_source *source, dcp_step_group *const *gr
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
                      "the parameters in '%s' took %.0f steps at most, and those in '%s' at least "
-                     "%.0f" FSDP_TWO_SAVES
-                     ". Where parameters were frozen for a time, --from dcp says that it is meant",
+                     "%.0f" FSDP_TWO_SAVES ". If parameters were frozen for a time, use --from dcp",
                      fsdp_source_file_path(source, (size_t)low->file), low->most,
                      fsdp_source_file_path(source, (size_t)high->file), high->least);
 }

@@ -39,7 +39,7 @@ _Static_assert(FSDP_MAX_DIMS <= INT8_MAX, "the dims of a box are counted in a ra
 /* The ranges of one name, in the order of their addition. */
 typedef struct dcp_range_list {
     uint32_t first, last;
-    uint32_t count, cursor; /* cursor: the next lookup begins behind it */
+    uint32_t count, cursor; /* cursor: the next lookup begins after it */
     bool is_indexed;        /* the table `places` has its boxes */
 } dcp_range_list;
 
@@ -75,7 +75,7 @@ static void dcp_ranges_release(dcp_ranges *ranges)
     *ranges = (dcp_ranges){0};
 }
 
-/* Reserves room for so many more, as far as there is memory. */
+/* Reserves capacity for so many more, as far as there is memory. */
 static void dcp_ranges_expect(dcp_ranges *ranges, size_t count)
 {
     (void)fsdp_grow(&ranges->all, &ranges->room, ranges->count + count, sizeof *ranges->all);
@@ -433,7 +433,7 @@ static fsdp_status find_entry(metadata *meta, fsdp_node node, size_t *number_out
     const fsdp_pickle_node *name = node_at(meta, node);
     *number_out = 0;
     if (name->kind != FSDP_NODE_STR)
-        return damaged(meta, "a name is no text", err);
+        return damaged(meta, "a name is not a string", err);
     if (!find_expected(meta, node)) {
         FSDP_TRY(look_up_entry(meta, name, &meta->last, err));
         meta->entries[meta->last].name = node;
@@ -525,7 +525,7 @@ static fsdp_status read_transforms(metadata *meta, fsdp_node node, dcp_range *ra
     if (list->count != 1 || only->kind != FSDP_NODE_STR || only->count < size ||
         memcmp(only->as.text, zstd, size) != 0 ||
         (only->count > size && only->as.text[size] != '/'))
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "%s: items are packed in a way that is not known",
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "%s: items are packed in an unknown way",
                          meta->archive.where);
     range->is_packed = true;
     return FSDP_OK;
@@ -547,7 +547,7 @@ static fsdp_status read_range(metadata *meta, fsdp_node info, dcp_range *range, 
         return damaged(meta, "an item has no range of bytes", err);
     if (range->offset > size || range->length > size - range->offset)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' has %lld bytes, and an item should have %lld from byte %lld on",
+                         "'%s' has %lld bytes, but an item should have %lld from byte %lld on",
                          fsdp_source_file_path(meta->source, (size_t)file->number), (long long)size,
                          (long long)range->length, (long long)range->offset);
     int64_t *in_items = &meta->item_files[range->file].in_items;
@@ -687,7 +687,7 @@ static fsdp_status read_box(metadata *meta, fsdp_node chunk, const fsdp_pickle_n
     FSDP_TRY(torch_read_sizes(&meta->archive, attribute(meta, chunk, "sizes"), "sizes", &lengths,
                               piece->len, err));
     if (piece->ndim != ndim || lengths != ndim)
-        return damaged_entry(meta, name, "has a box of another number of dimensions", err);
+        return damaged_entry(meta, name, "has a box with a different number of dimensions", err);
     return FSDP_OK;
 }
 
@@ -770,7 +770,7 @@ static fsdp_status read_tensor(metadata *meta, const fsdp_pickle_node *name, fsd
         entry->is_tensor ? fsdp_source_tensor_at(meta->source, entry->tensor) : NULL;
     if (!tensor || tensor->dtype != dtype || tensor->ndim != ndim ||
         memcmp(tensor->shape, shape, (size_t)ndim * sizeof *shape) != 0)
-        return damaged_entry(meta, name, "is another tensor to another rank", err);
+        return damaged_entry(meta, name, "is a different tensor on a different rank", err);
     fsdp_node chunks = attribute(meta, node, "chunks");
     const fsdp_pickle_node *list = node_at(meta, chunks);
     if (list->kind != FSDP_NODE_LIST && list->kind != FSDP_NODE_TUPLE)
@@ -833,7 +833,7 @@ static fsdp_status read_entries(metadata *meta, fsdp_node node, fsdp_error *err)
 
 /* --- files -------------------------------------------------------------------------------------- */
 
-/* Reserves room for all lists, so that they need not grow repeatedly. Names are nodes; a dict
+/* Reserves capacity for all lists, so that they need not grow repeatedly. Names are nodes; a dict
  * that repeats one of them can thus not reserve more than the file could fill. */
 static void expect_all(metadata *meta, fsdp_node places, fsdp_node entries)
 {

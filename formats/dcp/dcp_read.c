@@ -1,6 +1,6 @@
 /*
  * Directories of torch.distributed.checkpoint as a source. A pickled `.metadata` (or one
- * `__R.metadata` per rank) maps boxes of tensors to ranges of the files beside it. Every range
+ * `__R.metadata` per rank) maps boxes of tensors to ranges of the files next to it. Every range
  * ("item") is a whole torch.save zip.
  *
  *   .metadata -> dcp_metadata.c (names, boxes, items) -> here: tensors with items as chunks, values
@@ -65,7 +65,7 @@ static fsdp_status read_place(const dcp_state *state, const tensor_item *item,
          tensor.ndim != item->ndim ||
          memcmp(tensor.shape, item->shape, (size_t)item->ndim * sizeof(int64_t)) != 0))
         st = fsdp_fail(err, FSDP_ERR_DAMAGED,
-                       "%s: the item at byte %lld is not the tensor that the metadata speaks of",
+                       "%s: the item at byte %lld is not the tensor that the metadata describes",
                        opening->where, (long long)item->offset);
     torch_archive_release(&archive);
     if (st != FSDP_OK)
@@ -165,7 +165,7 @@ static fsdp_status check_storage(dcp_state *state, const torch_storage *storage,
     return st;
 }
 
-/* Counts the whole item: bytes beside the storage are few, and those without a checksum are not read. */
+/* Counts the whole item: bytes next to the storage are few, and those without a checksum are not read. */
 static fsdp_status check_item(void *context, size_t number, fsdp_source_reader *reader,
                               fsdp_error *err)
 {
@@ -344,7 +344,7 @@ fsdp_status dcp_read_bytes(fsdp_io *io, const char *path, char **data_out, size_
     if (result < 0)
         st = fsdp_fail_errno(err, -result, "cannot get the size of '%s'", path);
     else if (size > METADATA_LIMIT)
-        st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is larger than metadata can be", path);
+        st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is too large for metadata", path);
     else if (!(*data_out = fsdp_realloc(NULL, (size_t)size + 1, 1)))
         st = fsdp_fail_memory(err, path);
     else
@@ -394,8 +394,8 @@ static fsdp_status check_names(const fsdp_probe *probe, fsdp_error *err)
         if (is_metadata && fsdp_probe_has(probe, finished))
             return fsdp_fail(
                 err, FSDP_ERR_DAMAGED,
-                "'%s' holds '%s' beside '%s': a save over it was cut short, and the files may be "
-                "of two saves; --from dcp reads what '%s' says",
+                "'%s' holds '%s' next to '%s': a save over it was interrupted, and the files may "
+                "be from two saves; use --from dcp to read what '%s' says",
                 probe->path, name, finished, finished);
     }
     return FSDP_OK;
@@ -437,8 +437,8 @@ static fsdp_status open_dcp(const fsdp_probe *probe, fsdp_source **source_out, f
     *source_out = NULL;
     if (bid(probe) == BITS_OF_REMAINS)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' holds files of DCP and no .metadata, which is written last: was the "
-                         "save finished, and was everything copied?",
+                         "'%s' holds files of DCP but no .metadata, which is written last; check "
+                         "that the save finished and that all files were copied",
                          probe->path);
     if (bid(probe) == 0)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,

@@ -4,7 +4,7 @@
  *   __R_0.distcp per rank: values (rank 0), then its boxes; each item is a torch.save archive
  *   .metadata: the place of every item, written last
  *
- * The archive of a box follows from its dtype and shape alone, so its records are made anew for
+ * The archive of a box follows from its dtype and shape alone, so its records are made again for
  * the first and the last piece of the box, and only its checksum is kept in memory.
  */
 #include "base/core/mem.h"
@@ -399,7 +399,7 @@ static fsdp_status place_blob(dcp_plan *plan, size_t i, const fsdp_value *value,
     if (st == FSDP_ERR_LIMIT)
         return fsdp_fail(err, st, "%s", why.text);
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "an opaque value that is no zip of torch.save cannot be in a DCP directory: "
+                     "a DCP directory cannot hold an opaque value that is not a zip of torch.save; "
                      "leave it out with --drop opaque (%s)",
                      why.text);
 }
@@ -647,7 +647,7 @@ static fsdp_status create(const fsdp_target_opts *opts, fsdp_target **target_out
 
 /* --- write ------------------------------------------------------------------------------------ */
 
-/* The bytes of a piece, and the archive records before its first and behind its last byte. */
+/* The bytes of a piece, and the archive records before its first and after its last byte. */
 typedef struct item_piece {
     const void *data;
     size_t size;

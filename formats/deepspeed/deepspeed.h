@@ -19,7 +19,7 @@
  *   reads members of dicts and values.
  *
  * A flat tensor holds the parameters of a group one after the other, in the order of param_shapes.
- *   Stages 1 and 2: the flat tensors of all ranks, one behind the other, are the group.
+ *   Stages 1 and 2: the flat tensors of all ranks, one after the other, are the group.
  *   Stage 3: every rank has its part of every parameter: ceil(elements / ranks) of them, the last ones
  *   padded.
  * Parameters are declared as boxes in the files and never loaded. A pickle is freed before the next file is
@@ -76,7 +76,7 @@ typedef struct ds_param {
     size_t name_size;
     int ndim;
     int64_t *shape;
-    int64_t count, gap;        /* elements, and padding behind them in the flat tensor */
+    int64_t count, gap;        /* elements, and padding after them in the flat tensor */
     bool is_copy;              /* an earlier part of the pipeline has it, too */
     bool has_step;             /* a step of its own, in universal checkpoints */
     float step;
@@ -88,7 +88,7 @@ typedef struct ds_param {
 typedef struct ds_cursor {
     size_t param;
     int64_t done;              /* elements of its segment */
-    int64_t excess;            /* elements behind the last parameter */
+    int64_t excess;            /* elements after the last parameter */
     bool is_used;
 } ds_cursor;
 
@@ -151,14 +151,14 @@ typedef struct ds_set {
     ds_widened *widened;
     size_t widened_count, widened_room;
     bool is_as_stored;         /* nothing is derived: the rest is not used */
-    size_t *ends;              /* stage 3: of each sub-group, behind its last parameter */
+    size_t *ends;              /* stage 3: of each sub-group, after its last parameter */
     ds_owner *owners;
     size_t owner_count, owner_room;
     size_t named_bytes;        /* of the names in groups */
     fsdp_value steps;          /* a list by the number of a state, null without one */
     fsdp_value param_groups;
     fsdp_facts facts;          /* that all files must state alike */
-    bool is_chosen;            /* the person named the format: an optimizer that began anew is meant */
+    bool is_chosen;            /* the person named the format: the optimizer was restarted on purpose */
     const char *model_file;    /* the first; NULL: not read yet */
     int64_t global_steps, skipped_steps;   /* of that file; -1: not stated */
     int64_t tensor_ranks;      /* of that file: ranks of tensor parallelism, 1 without */
@@ -201,7 +201,7 @@ fsdp_status ds_add_tied(ds_set *set, fsdp_error *err);
 
 /* --- deepspeed_values.c ------------------------------------------------------------------------------ */
 
-/* Members of a model file that are no values of the program; NULL ends the list. */
+/* Members of a model file that are not values of the program; NULL ends the list. */
 extern const char *const ds_model_members[];
 
 /* The members of any dict: key, value, key, value, ... */
@@ -219,7 +219,7 @@ ds_members ds_items_of(const torch_archive *archive, fsdp_node list);
 const char *ds_text(const torch_archive *archive, fsdp_node node, size_t *size_out);
 
 fsdp_status ds_bad(const torch_archive *archive, const char *why, fsdp_error *err);
-/* A plain tensor. FSDP_ERR_DAMAGED "... WHAT is no plain tensor". */
+/* A plain tensor. FSDP_ERR_DAMAGED "... WHAT is not a plain tensor". */
 fsdp_status ds_read_tensor(const torch_archive *archive, fsdp_node node, const char *what,
                            torch_tensor *tensor_out, fsdp_error *err);
 /* Adds the members of a dict as values "PREFIX.KEY", except those of the list, which ends with NULL. */

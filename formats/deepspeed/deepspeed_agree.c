@@ -97,7 +97,7 @@ static fsdp_status compare_steps(const ds_set *set, const torch_archive *archive
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
                      "'%s' says that global_steps is %" PRId64
                      ", and '%s' that its optimizer took %.0f steps" FSDP_TWO_SAVES
-                     ". Where the optimizer began anew, --from deepspeed says that it is meant",
+                     ". If the optimizer was restarted on purpose, use --from deepspeed",
                      set->model_file, set->global_steps, path_of(set, archive), most);
 }
 
@@ -263,7 +263,7 @@ fsdp_status ds_print_end(ds_set *set, const char *what, const torch_archive *arc
     if (*first == (uint64_t)archive->file)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' and '%s' have the same %s: one is a copy of the other; put the file of "
-                     "each rank in its place",
+                     "'%s' and '%s' have the same %s: one is a copy of the other; put each rank's "
+                     "own file there",
                      fsdp_source_file_path(set->source, (size_t)*first), path, what);
 }

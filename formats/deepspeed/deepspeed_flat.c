@@ -64,9 +64,8 @@ fsdp_status ds_param_tensor(ds_set *set, ds_param *param, int kind, fsdp_dtype d
         return FSDP_OK;
     char shown[200];
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s': rank %d has '%s' in another dtype than the ranks before it",
-                     set->directory, set->rank,
-                     fsdp_printable(param->name, param->name_size, shown, sizeof shown));
+                     "'%s': rank %d has '%s' in another dtype than earlier ranks", set->directory,
+                     set->rank, fsdp_printable(param->name, param->name_size, shown, sizeof shown));
 }
 
 /* Adds a box whose elements follow one another in the flat tensor. */
@@ -160,9 +159,9 @@ static fsdp_status fail_size(const ds_set *set, const ds_lane *lane, int kind, f
                          " elements more than the parameters of param_shapes",
                          set->directory, what, cursor->excess);
     const ds_param *param = &lane->params[cursor->param];
-    return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s': %s of its ranks end in parameter '%s' of param_shapes", set->directory,
-                     what, fsdp_printable(param->name, param->name_size, shown, sizeof shown));
+    return fsdp_fail(
+        err, FSDP_ERR_DAMAGED, "'%s': %s of its ranks end inside parameter '%s' of param_shapes",
+        set->directory, what, fsdp_printable(param->name, param->name_size, shown, sizeof shown));
 }
 
 /* Steps over parameters of which nothing is left to come: empty ones, and padding that was cut. */

@@ -20,7 +20,7 @@ static fsdp_status read_param(ds_set *set, const torch_archive *archive, fsdp_no
     size_t size;
     const char *text = ds_text(archive, name, &size);
     if (!text)
-        return ds_bad(archive, "the name of a parameter is no text", err);
+        return ds_bad(archive, "the name of a parameter is not a string", err);
     FSDP_TRY(torch_read_sizes(archive, shape, "sizes", &ndim, sizes, err));
     FSDP_TRY(torch_check_shape(archive, ndim, sizes, FSDP_F32, err));
     fsdp_box whole = fsdp_box_whole(ndim, sizes);
@@ -88,7 +88,7 @@ static fsdp_status note_buffers(ds_set *set, const torch_archive *archive, fsdp_
         const char *text = ds_text(archive, items.items[i], &size);
         const char *name = text ? fsdp_arena_strndup(&set->arena, text, size) : NULL;
         if (!text)
-            return ds_bad(archive, "the name of a buffer is no text", err);
+            return ds_bad(archive, "the name of a buffer is not a string", err);
         if (!name || !fsdp_name_table_enter(&set->buffers, name, size, 0))
             return fsdp_fail_memory(err, "buffers");
     }
@@ -147,7 +147,7 @@ static fsdp_status add_fragment(ds_set *set, torch_archive *archive, ds_param *p
     int64_t part = param->count / set->world + (param->count % set->world != 0), first;
     if (tensor.ndim != 1 || tensor.shape[0] != part)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "%s: its part of '%s' has not the %" PRId64 " elements that %" PRId64
+                         "%s: its part of '%s' does not have the %" PRId64 " elements that %" PRId64
                          " ranks make of its shape",
                          archive->where, shown, part, set->world);
     if (fsdp_mul_overflow(part, set->rank, &first) || first >= param->count)
@@ -208,7 +208,7 @@ static fsdp_status read_tied(ds_set *set, const torch_archive *archive, fsdp_err
         tied.name = ds_text(archive, members.items[i], &tied.name_size);
         tied.stored = ds_text(archive, members.items[i + 1], &tied.stored_size);
         if (!tied.name || !tied.stored)
-            return ds_bad(archive, "shared_params is no dict of names", err);
+            return ds_bad(archive, "shared_params is not a dict of names", err);
         FSDP_TRY(ds_note_tied(set, &tied, err));
     }
     return FSDP_OK;
@@ -265,7 +265,7 @@ static fsdp_status keep_weight(ds_set *set, const torch_archive *archive, uint64
          memcmp(tensor->shape, param->shape, (size_t)tensor->ndim * sizeof *tensor->shape) == 0);
     if (!has_shape)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "%s: the weight '%s' of its module has not the shape in "
+                         "%s: the weight '%s' of its module does not have the shape in "
                          "param_shapes" FSDP_TWO_SAVES,
                          archive->where,
                          fsdp_printable(param->name, param->name_size, shown, sizeof shown));
@@ -360,7 +360,7 @@ static fsdp_status check_model(const torch_archive *archive, fsdp_error *err)
 {
     fsdp_node root = archive->pickle.root;
     if (ds_member(archive, root, "buffer_names") == 0 && ds_member(archive, root, "module") == 0)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: it is no model file of DeepSpeed",
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: it is not a model file of DeepSpeed",
                          archive->where);
     if (!is_none(archive, ds_member(archive, root, "ds_autoep_layers")))
         return fsdp_fail(err, FSDP_ERR_REFUSED,
@@ -473,7 +473,7 @@ fsdp_status ds_read_models(ds_set *set, fsdp_error *err)
     set->is_split = files[0].rank >= 0;
     if (!set->is_split && count > 1 && !set->is_universal) /* whose files are for all stages */
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' has model files of stage 3, such as '%s', beside '%s', which is of "
+                         "'%s' has model files of stage 3, such as '%s', next to '%s', which is of "
                          "another one" FSDP_TWO_SAVES,
                          set->directory, files[1].name, files[0].name);
     if (set->is_split) {

@@ -54,7 +54,7 @@ static fsdp_status count_experts(const ds_set *set, const ds_lane *lane, fsdp_na
         char shown[200];
         if (!split_name(param, &name))
             return fsdp_fail(err, FSDP_ERR_REFUSED,
-                             "'%s': '%s' is split over a part of the ranks and is no expert",
+                             "'%s': '%s' is split over some of the ranks, but is not an expert",
                              set->directory,
                              fsdp_printable(param->name, param->name_size, shown, sizeof shown));
         uint64_t *count = fsdp_name_table_enter(counts, param->name, name.stem, 0);
@@ -120,7 +120,7 @@ static fsdp_status check_size(const ds_set *set, const ds_lane *lane, size_t lan
 }
 
 /* Gives the group a lane for each of `lanes` expert-parallel ranks, with the global names of their experts.
- * FSDP_ERR_REFUSED: its parameters are no experts. */
+ * FSDP_ERR_REFUSED: its parameters are not experts. */
 static fsdp_status ds_experts_begin(ds_set *set, ds_group *group, size_t lanes, fsdp_error *err)
 {
     fsdp_name_table counts = {0};
@@ -186,7 +186,7 @@ static fsdp_status read_count(const torch_archive *archive, fsdp_node node, int6
         return FSDP_OK;
     return fsdp_pickle_int(&archive->pickle, node, count_out) && *count_out > 0
                ? FSDP_OK
-               : ds_bad(archive, "partition_count is no number of ranks", err);
+               : ds_bad(archive, "partition_count is not a number of ranks", err);
 }
 
 static fsdp_status check_count(const ds_set *set, const torch_archive *archive, int64_t highest,
@@ -201,7 +201,7 @@ static fsdp_status check_count(const ds_set *set, const torch_archive *archive, 
                          archive->where, highest, set->world, set->world, set->part);
     return fsdp_fail(err, FSDP_ERR_REFUSED,
                      "%s: partition_count says %" PRId64 " ranks, and there are files of %" PRId64
-                     ": those of another run may lie among them",
+                     ": some may be from a different run",
                      archive->where, highest, set->world);
 }
 
@@ -252,7 +252,7 @@ static fsdp_status read_group_gaps(const torch_archive *archive, fsdp_node node,
         int64_t gap, all;
         if (!fsdp_pickle_int(&archive->pickle, gaps.items[i], &gap) || gap < 0 ||
             fsdp_add_overflow(param->count, gap, &all))
-            return ds_bad(archive, "param_alignment_paddings are no counts", err);
+            return ds_bad(archive, "param_alignment_paddings are not counts", err);
         param->gap = gap;
     }
     return FSDP_OK;
@@ -324,7 +324,7 @@ static fsdp_status read_parts(ds_set *set, torch_archive *archive, const optim_p
                               fsdp_error *err)
 {
     if (!set->is_split && parts->masters.count != set->group_count)
-        return ds_bad(archive, "it has another number of groups than param_shapes", err);
+        return ds_bad(archive, "it has a different number of groups than param_shapes", err);
     FSDP_TRY(read_counts(set, archive, parts->optim, err));
     FSDP_TRY(ds_agree_optim(set, archive, parts->optim, parts->states, parts->masters.count, err));
     if (set->rank == 0 && !set->is_split)

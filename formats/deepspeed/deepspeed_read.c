@@ -175,14 +175,15 @@ static fsdp_status check_parts(const ds_set *set, int *parts_out, fsdp_error *er
     for (size_t i = 0; i < layers; i++)
         is_tensor_parallel |= layer[i].part > 0;
     if (is_tensor_parallel)
-        return fsdp_fail(err, FSDP_ERR_REFUSED,
-                         "'%s': its parameters are cut for tensor parallelism; "
-                         "deepspeed.checkpoint.ds_to_universal joins them, and its result is read",
-                         set->directory);
+        return fsdp_fail(
+            err, FSDP_ERR_REFUSED,
+            "'%s': its parameters are cut for tensor parallelism; "
+            "join them with deepspeed.checkpoint.ds_to_universal and convert its result",
+            set->directory);
     if (ds_files_of(&set->files, DS_FILE_EXPERT_OPTIM, -1, &count))
         return fsdp_fail(err, FSDP_ERR_REFUSED,
-                         "'%s': the optimizer of its experts is in files of its own, which are not "
-                         "read: train with ZeRO",
+                         "'%s': the optimizer of its experts is in separate files, which are not "
+                         "supported; train with ZeRO",
                          set->directory);
     return FSDP_OK;
 }
@@ -198,7 +199,7 @@ static fsdp_status read_parts(ds_set *set, fsdp_error *err)
         FSDP_TRY(ds_read_models(set, err));
         if (set->is_plain && optims > 0)
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                             "'%s' has optimizer files, and its model file no param_shapes",
+                             "'%s' has optimizer files, but its model file has no param_shapes",
                              set->directory);
         if (!set->is_plain)
             FSDP_TRY(read_optims(set, err));

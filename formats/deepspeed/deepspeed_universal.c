@@ -95,7 +95,7 @@ static fsdp_status take_shape(ds_set *set, ds_param *param, const torch_tensor *
                 (tensor->ndim == 0 || memcmp(param->shape, tensor->shape, bytes) == 0);
     return fits ? FSDP_OK
                 : fsdp_fail(err, FSDP_ERR_DAMAGED,
-                            "'%s': %s of a parameter has another shape than its fp32.pt",
+                            "'%s': %s of a parameter and its fp32.pt differ in shape",
                             set->directory, set->kinds[set->kind]);
 }
 
@@ -120,7 +120,8 @@ static fsdp_status read_state(ds_set *set, torch_archive *archive, fsdp_error *e
     if (param != 0 || !set->param->shape)
         return add_whole(set, &tensor, err);
     if (tensor.ndim != 1 || tensor.shape[0] != set->param->count)
-        return ds_bad(archive, "it has not as many elements as the shape in param_shapes", err);
+        return ds_bad(archive, "it does not have as many elements as the shape in param_shapes",
+                      err);
     if (tensor.shape[0] == 0)
         return add_whole(set, &tensor, err);
     const ds_run all = {0, 0, tensor.shape[0]};
@@ -243,7 +244,8 @@ static fsdp_status read_param(ds_set *set, ds_param *param, fsdp_value *step_out
     fsdp_text_add(&below, param->name, param->name_size);
     if (below.failed || memchr(param->name, '\0', param->name_size)) {
         fsdp_text_release(&below);
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s': the name of a parameter names no folder",
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "'%s': the name of a parameter is not a valid folder name",
                          set->directory);
     }
     set->param = param;

@@ -83,8 +83,8 @@ fsdp_status ds_read_tensor(const torch_archive *archive, fsdp_node node, const c
     bool is_plain = kind == TORCH_KIND_TENSOR && !tensor_out->data;
     torch_tensor_release(tensor_out);
     return is_plain ? FSDP_OK
-                    : fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: %s is no plain tensor", archive->where,
-                                what);
+                    : fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: %s is not a plain tensor",
+                                archive->where, what);
 }
 
 /* --- values -------------------------------------------------------------------------------------- */
@@ -215,7 +215,7 @@ static fsdp_status read_number(const torch_archive *archive, fsdp_node node, fsd
     const fsdp_dtype_info *info = fsdp_dtype_describe(tensor.dtype);
     if (tensor.ndim != 0 || tensor.fix != 0 || tensor.storage.stream >= 0 ||
         !(info->is_float || tensor.dtype == FSDP_I64 || tensor.dtype == FSDP_I32))
-        return ds_bad(archive, "a step is no number", err);
+        return ds_bad(archive, "a step is not a number", err);
     FSDP_TRY(fsdp_source_pread(archive->source, tensor.storage.file, stored, info->size,
                                tensor.offset, err));
     int64_t whole = 0;

@@ -1,5 +1,5 @@
 /*
- * Writes a universal checkpoint of DeepSpeed, from which a run goes on at any ZeRO stage and number of ranks:
+ * Writes a universal checkpoint of DeepSpeed, from which a run resumes at any ZeRO stage and number of ranks:
  * see target.h. deepspeed_universal.c reads it back.
  *
  *   latest_universal                                       the name of the folder: "universal"
@@ -59,7 +59,7 @@ typedef struct universal_plan {
     fsdp_arena arena;
 } universal_plan;
 
-/* FSDP_ERR_USAGE: DeepSpeed could not go on from these entries; the text says why, and what to do. Release
+/* FSDP_ERR_USAGE: DeepSpeed could not resume from these entries; the text says why, and what to do. Release
  * the plan in any case. */
 FSDP_CHECKED fsdp_status universal_plan_make(const fsdp_target_opts *opts, universal_plan *plan_out,
                                              fsdp_error *err);

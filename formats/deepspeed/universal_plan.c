@@ -247,7 +247,7 @@ static const fsdp_target_entry *universal_param_named(const universal_params *pa
     return found ? universal_param_shown(params, &params->opts->entries[*found]) : NULL;
 }
 
-/* The entry NAME of "optim.state.NAME.KEY", and the key; NULL: it is none of a parameter. */
+/* The entry NAME of "optim.state.NAME.KEY", and the key; NULL: it does not belong to a parameter. */
 static const fsdp_target_entry *universal_param_of_state(const universal_params *params,
                                                          const fsdp_target_entry *state,
                                                          universal_key *key_out)
@@ -341,7 +341,7 @@ static fsdp_status place_param(planning *work, size_t i, fsdp_error *err)
                                &plan->slots[i], err);
 }
 
-/* A tensor of the model that is no parameter. */
+/* A tensor of the model that is not a parameter. */
 static fsdp_status place_buffer(planning *work, size_t i, fsdp_error *err)
 {
     const fsdp_target_entry *entry = &work->opts->entries[i];
@@ -403,10 +403,11 @@ static fsdp_status place_state(planning *work, size_t i, fsdp_error *err)
     const fsdp_target_entry *param = universal_param_of_state(&work->params, entry, &kind);
     size_t file;
     if (!param)
-        return refuse(entry,
-                      "it is no optim.state.NAME.KEY of a weight NAME, by which DeepSpeed finds "
-                      "states: --rename it",
-                      err);
+        return refuse(
+            entry,
+            "it is not the optim.state.NAME.KEY of a weight NAME, by which DeepSpeed finds "
+            "states: --rename it",
+            err);
     bool is_step = fsdp_bytes_are(kind.text, kind.size, "step") && entry->ndim == 0;
     if (!is_step && !may_be_file(kind))
         return refuse(entry, "DeepSpeed needs a file of its key, which cannot be", err);
@@ -474,10 +475,11 @@ static fsdp_status place_hyper(planning *work, const fsdp_target_entry *entry, f
     fsdp_target_entry member = value_member(entry->value), again;
     universal_key number, name;
     if (!split_hyper(entry, &number, &name) || number_of(number) >= work->opts->entry_count)
-        return refuse(entry,
-                      "hyper-parameters are no list of groups; --exclude param_groups goes on with "
-                      "those of DeepSpeed's configuration",
-                      err);
+        return refuse(
+            entry,
+            "hyper-parameters are not a list of groups; --exclude param_groups continues with "
+            "those of DeepSpeed's configuration",
+            err);
     size_t group = number_of(number);
     work->group_count = group >= work->group_count ? group + 1 : work->group_count;
     if (fsdp_bytes_are(name.text, name.size, "params"))
@@ -844,9 +846,9 @@ static fsdp_status check_optimizer(planning *work, fsdp_error *err)
 {
     if (work->stateful == 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the source has no optimizer state (optim.state.NAME.KEY), without which "
-                         "DeepSpeed goes on with no universal checkpoint: --to hf or torch makes "
-                         "weights for a model to begin with");
+                         "the source has no optimizer state (optim.state.NAME.KEY), and DeepSpeed "
+                         "does not resume from a universal checkpoint without it; use --to hf or "
+                         "torch to write weights for a new run");
     return work->group_count > 0 ? FSDP_OK : make_groups(work, err);
 }
 

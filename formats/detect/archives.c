@@ -47,13 +47,12 @@ fsdp_status fsdp_archives_check(const fsdp_probe *probe, fsdp_error *err)
         bool is_tar = i == 0 || holds_tar(probe->path);
         fsdp_text_add_quoted(&path, probe->path);
         fsdp_status st =
-            path.failed
-                ? fsdp_fail_memory(err, probe->path)
-                : fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                            "'%s' is packed (%s): unpack it first with %s %s, and name what is "
-                            "in it",
-                            probe->path, i > 0 && is_tar ? "tar" : packing->name,
-                            is_tar ? packings[0].command : packing->command, path.data);
+            path.failed ? fsdp_fail_memory(err, probe->path)
+                        : fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                                    "'%s' is packed (%s): unpack it first with %s %s, and name the "
+                                    "unpacked files",
+                                    probe->path, i > 0 && is_tar ? "tar" : packing->name,
+                                    is_tar ? packings[0].command : packing->command, path.data);
         fsdp_text_release(&path);
         return st;
     }

@@ -162,7 +162,7 @@ static fsdp_status fail_unknown(const fsdp_probe *probe, fsdp_error *err)
             fsdp_text_addf(&text, ", %s", format->name);
     fsdp_status status =
         text.failed ? fsdp_fail_memory(err, probe->path)
-                    : fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is in no format that is known: %s",
+                    : fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is not in a known format: %s",
                                 probe->path, text.data);
     fsdp_text_release(&text);
     return status;
@@ -170,7 +170,7 @@ static fsdp_status fail_unknown(const fsdp_probe *probe, fsdp_error *err)
 
 /* --- bids ------------------------------------------------------------------------------------- */
 
-/* The format of a pattern of names that is no path. */
+/* The format of a pattern of names that is not a path. */
 static const fsdp_format *of_patterns(void)
 {
     size_t i = 0;
@@ -205,7 +205,7 @@ static fsdp_status find_named(const fsdp_probe *probe, const char *name,
     *format_out = format;
     if (probe->is_pattern && !format->caps.patterns)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                         "'%s' is not there; as a pattern it would be of format %s, not %s",
+                         "'%s' does not exist; as a pattern it would be of format %s, not %s",
                          probe->path, of_patterns()->name, name);
     if (probe->is_directory ? format->reads_directory : probe->is_pattern || format->reads_file)
         return FSDP_OK;

@@ -312,7 +312,7 @@ static fsdp_status enter_print(agreement *all, size_t rank, const part_print *pr
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
                      "'%s' and '%s' have the same parts of weights: one is a copy of the other; "
-                     "put the file of each rank in its place",
+                     "put each rank's own file there",
                      fsdp_source_path(all->ranks[*first].source),
                      fsdp_source_path(all->ranks[rank].source));
 }
@@ -520,7 +520,7 @@ static fsdp_status check_sizes(shard_list *list, fsdp_error *err)
         if (size > 0 && size < list->sizes[d])
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
                              "'%s' has folders of %" PRId64 " ranks, and their files say that %s "
-                             "is %" PRId64 ": those of another save lie among them",
+                             "is %" PRId64 ": some are from a different save",
                              list->folder->path, list->sizes[d], names[list->roles[d]], size);
         if (size > list->sizes[d] && size <= SHARDS_MOST)
             list->sizes[d] = size;

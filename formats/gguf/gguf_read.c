@@ -153,7 +153,7 @@ static fsdp_status gguf_take_string(gguf_input *in, size_t most, const char *wha
 enum { MOST_ITEMS = 16 << 20, LONGEST_STRING = 64 << 20, SHOWN = 100 };
 /* Bytes of an item, and of the memory of a short string. */
 enum { ITEM = sizeof(fsdp_value) };
-/* Bytes of an entry beside its name and its value; charge() doubles them. */
+/* Bytes of an entry in addition to its name and its value; charge() doubles them. */
 enum { PAIR = 512 };
 
 static fsdp_status fail_kind(const gguf_input *in, const char *key, uint32_t kind, fsdp_error *err)
@@ -174,7 +174,7 @@ static fsdp_status take_bool(gguf_input *in, fsdp_value *value, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Bytes that are no UTF-8 (tokens of some tokenizers) stay bytes. */
+/* Bytes that are not UTF-8 (tokens of some tokenizers) stay bytes. */
 static fsdp_status take_text(gguf_input *in, fsdp_value *value, fsdp_error *err)
 {
     char *text;
@@ -342,8 +342,8 @@ static fsdp_status note_alignment(gguf_model *model, const char *key, const fsdp
     int64_t number = value->kind == FSDP_VALUE_I64 ? value->as.i64 : -1;
     if (number <= 0 || number > INT32_MAX || (number & (number - 1)) != 0)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': general.alignment is no power of two (%" PRId64 ")", model->in.path,
-                         number);
+                         "'%s': general.alignment is not a power of two (%" PRId64 ")",
+                         model->in.path, number);
     model->alignment = number;
     return FSDP_OK;
 }
@@ -420,7 +420,7 @@ static fsdp_status count_blocks(const gguf_model *model, gguf_tensor *tensor, co
     int64_t *row = tensor->ndim > 0 ? &tensor->shape[tensor->ndim - 1] : NULL;
     if (!row || *row % values != 0)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': tensor '%s' is %s, and its rows are no multiple of %" PRId64
+                         "'%s': tensor '%s' is %s, and its rows are not a multiple of %" PRId64
                          " values",
                          model->in.path, shown, info->name, values);
     *row /= values;
@@ -455,7 +455,7 @@ static fsdp_status read_tensor(gguf_model *model, gguf_tensor *tensor, fsdp_erro
     FSDP_TRY(gguf_take_u64(&model->in, "the offset of a tensor", &tensor->offset, err));
     if (tensor->offset % (uint64_t)model->alignment != 0)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': tensor '%s' is at %" PRIu64 ", which is no multiple of %" PRId64,
+                         "'%s': tensor '%s' is at %" PRIu64 ", which is not a multiple of %" PRId64,
                          model->in.path, shown, tensor->offset, model->alignment);
     return FSDP_OK;
 }
@@ -471,7 +471,7 @@ static fsdp_status add_tensor(gguf_model *model, const gguf_tensor *tensor, int6
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' holds '%s' twice", model->in.path, shown);
     if (tensor->offset > (uint64_t)(model->in.size - data))
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': tensor '%s' begins behind the end of the file", model->in.path,
+                         "'%s': tensor '%s' begins after the end of the file", model->in.path,
                          shown);
     FSDP_TRY(fsdp_source_add_tensor(
         model->source, tensor->name, tensor->name_size,
@@ -517,7 +517,7 @@ static fsdp_status read_version(gguf_model *model, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' is a GGUF file of version %" PRIu32 "; 2 and 3 are known%s",
                          model->in.path, version,
-                         version == 1 ? ": llama.cpp's gguf-py writes it anew" : "");
+                         version == 1 ? ": convert it with llama.cpp's gguf-py" : "");
     return FSDP_OK;
 }
 
@@ -627,7 +627,7 @@ static fsdp_status read_parts(gguf_model *model, const char *name, size_t stem, 
         fsdp_error why = {0};
         st = path.failed ? fsdp_fail_memory(err, name) : read_file(model, path.data, true, &why);
         if (st == FSDP_ERR_NOT_FOUND && model->count > 1 && why.errnum != 0)
-            st = fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is not there: the model has %d parts",
+            st = fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is missing: the model has %d parts",
                            path.data, model->count);
         else if (st != FSDP_OK && !path.failed && err)
             *err = why;

@@ -166,13 +166,14 @@ static fsdp_status check_pairs(const fsdp_packed *target, int64_t *alignment_out
     const fsdp_value *alignment = find_value(target, "general.alignment");
     if (!architecture || architecture->kind != FSDP_VALUE_STRING)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "a GGUF file names its architecture, and the source has no value "
+                         "a GGUF file needs an architecture, but the source has no value "
                          "'general.architecture': 'llama', 'qwen2', ...");
     int64_t number = !alignment                          ? GGUF_ALIGNMENT
                      : alignment->kind == FSDP_VALUE_I64 ? alignment->as.i64
                                                          : 0;
     if (number <= 0 || number > INT32_MAX || (number & (number - 1)) != 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the value 'general.alignment' is no power of two");
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the value 'general.alignment' is not a power of two");
     *alignment_out = number;
     return FSDP_OK;
 }

@@ -127,8 +127,7 @@ fsdp_status fsdp_native_name(const char *link, char name_out[FSDP_NATIVE_NAME_PL
     *size_out = 0;
     name_out[0] = '\0';
     if (is_hash_link(link, stem))
-        return fsdp_fail(err, FSDP_DIFFERS, "the name of '%.40s' stands in the shard index only",
-                         link);
+        return fsdp_fail(err, FSDP_DIFFERS, "the name of '%.40s' is in the shard index only", link);
     bool empty = stem == 1 && link[0] == '%';
     char again[FSDP_NATIVE_LINK_ROOM];
     if (empty || take_escaped(link, stem, name_out, &size)) {

@@ -515,7 +515,7 @@ static void put_superblock(fsdp_text *out, int64_t end, int64_t root, int64_t tr
 
 /*
  * Adds the root group of symbols sorted by link (strcmp), which lies at file position `at`, and makes the
- * superblock for it and for the end of the file behind it.
+ * superblock for it and for the end of the file after it.
  */
 static void h5_put_root_group(fsdp_text *out, int64_t at, fsdp_h5_symbol *symbols, size_t count,
                               fsdp_text *superblock_out)
@@ -737,7 +737,7 @@ static fsdp_status resolve_aliases(fsdp_h5_view *view, fsdp_error *err)
         if (!target || target->target)
             return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' of '%s' is an alias of '%s', %s",
                              alias->link, view->path, alias->target,
-                             target ? "which is one itself" : "which is not there");
+                             target ? "which is an alias itself" : "which does not exist");
         alias->address = target->address;
         target->references++;
     }

@@ -126,9 +126,10 @@ static fsdp_status fail_read(hid_t dataset, fsdp_error *err)
     }
     H5Pclose(creation);
     if (missing > 0)
-        return fsdp_fail(err, FSDP_ERR_REFUSED,
-                         "filter %d is not known, and no plugin is loaded to read files of others",
-                         (int)missing);
+        return fsdp_fail(
+            err, FSDP_ERR_REFUSED,
+            "filter %d is unknown, and plugins are not loaded for files of other programs",
+            (int)missing);
     return fsdp_h5_child_fail(err, "cannot read it");
 }
 
@@ -167,7 +168,7 @@ static fsdp_status read_box(fsdp_h5_child *child, const fsdp_h5_message *request
     fsdp_status status = FSDP_OK;
     if (space < 0 || element == 0 || count < 0 || (size_t)count > FSDP_H5_REPLY_ROOM / element ||
         H5Sget_simple_extent_ndims(space) != request->box.ndim)
-        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "a request that does not fit the dataset");
+        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "the request does not fit the dataset");
     *size_out = (size_t)count * element;
     if (status == FSDP_OK)
         status = fsdp_h5_child_check(child, child->open, &request->box, err);

@@ -181,9 +181,10 @@ static fsdp_status undo_filter(const chunked_set *set, const chunk_filter *filte
     case H5Z_FILTER_SCALEOFFSET: return undo_scaleoffset(set, filter, state, err);
     case FSDP_H5_LZF: return undo_lzf(set, state, err);
     default:
-        return fsdp_fail(err, FSDP_ERR_REFUSED,
-                         "filter %d is not known, and no plugin is loaded to read files of others",
-                         (int)filter->id);
+        return fsdp_fail(
+            err, FSDP_ERR_REFUSED,
+            "filter %d is unknown, and plugins are not loaded for files of other programs",
+            (int)filter->id);
     }
 }
 
@@ -251,7 +252,7 @@ static fsdp_status check_chunk(const chunked_set *set, const hsize_t *at, fsdp_e
     if (!is_stored(set, at, &size))
         return FSDP_OK;
     if (size > (hsize_t)set->file_size)
-        status = fsdp_fail(err, FSDP_ERR_DAMAGED, "its size is that of more than the file");
+        status = fsdp_fail(err, FSDP_ERR_DAMAGED, "its size exceeds that of the file");
     else if (size == 0)
         status = fsdp_fail(err, FSDP_ERR_DAMAGED, "it has no bytes");
     else

@@ -73,11 +73,11 @@ static fsdp_status check_link(const group_walk *walk, const char *name, H5L_type
     if (type != H5L_TYPE_HARD && type != H5L_TYPE_SOFT)
         return fsdp_fail(walk->err, FSDP_ERR_REFUSED, "link '%s' %s", printable,
                          type == H5L_TYPE_EXTERNAL ? "leads to another file (an external link)"
-                                                   : "is of a kind that the file's writer made up");
+                                                   : "has a user-defined type");
     if (name[0] == '\0' || strchr(name, '/'))
-        return fsdp_fail(walk->err, FSDP_ERR_DAMAGED, "link '%s' has no proper name", printable);
+        return fsdp_fail(walk->err, FSDP_ERR_DAMAGED, "link '%s' has an invalid name", printable);
     if (walk->links > MOST_LINKS)
-        return fsdp_fail(walk->err, FSDP_ERR_LIMIT, "more than %d links lead through the file",
+        return fsdp_fail(walk->err, FSDP_ERR_LIMIT, "more than %d links are in the file",
                          MOST_LINKS);
     return FSDP_OK;
 }

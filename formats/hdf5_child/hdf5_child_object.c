@@ -38,7 +38,7 @@ static fsdp_status take_shape(hid_t space, fsdp_box *whole_out, bool *is_null_ou
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "it has %d dims", whole_out->ndim);
     for (int d = 0; d < whole_out->ndim; d++) {
         if (dims[d] > INT64_MAX)
-            return fsdp_fail(err, FSDP_ERR_DAMAGED, "a dim of it is %llu",
+            return fsdp_fail(err, FSDP_ERR_DAMAGED, "one of its dims is %llu",
                              (unsigned long long)dims[d]);
         whole_out->len[d] = (int64_t)dims[d];
     }
@@ -291,11 +291,10 @@ static fsdp_status check_filters(hid_t creation, fsdp_error *err)
         H5Z_filter_t filter = H5Pget_filter2(creation, (unsigned)i, &flags, &values, NULL,
                                              sizeof name - 1, name, NULL);
         if (filter >= 0 && !(flags & H5Z_FLAG_OPTIONAL) && H5Zfilter_avail(filter) <= 0)
-            return fsdp_fail(
-                err, FSDP_ERR_REFUSED,
-                "it needs filter %d (%s), which is not known; no plugin is loaded to read "
-                "files of other programs",
-                (int)filter, name[0] ? name : "without a name");
+            return fsdp_fail(err, FSDP_ERR_REFUSED,
+                             "it needs filter %d (%s), which is unknown; plugins are not loaded "
+                             "for files of other programs",
+                             (int)filter, name[0] ? name : "without a name");
     }
     return FSDP_OK;
 }

@@ -127,7 +127,7 @@ fsdp_status fsdp_h5_child_fail(fsdp_error *err, const char *what, ...)
     vsnprintf(text, sizeof text, what, args);
     va_end(args);
     if (why.is_memory)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: libhdf5 has not enough memory (%s)", text,
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: libhdf5 does not have enough memory (%s)", text,
                          why.text);
     if (strstr(why.text, "version"))
         return fsdp_fail(err, FSDP_ERR_REFUSED,

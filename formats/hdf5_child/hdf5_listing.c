@@ -41,9 +41,10 @@ typedef struct listing {
 
 static fsdp_status fail_listing(const listing *list, const char *what)
 {
-    return fsdp_fail(list->err, FSDP_ERR_REFUSED,
-                     "'%s': the HDF5 library failed on this file: its process lists nonsense (%s)",
-                     fsdp_source_path(list->source), what);
+    return fsdp_fail(
+        list->err, FSDP_ERR_REFUSED,
+        "'%s': the HDF5 library failed on this file: its process sent an invalid list (%s)",
+        fsdp_source_path(list->source), what);
 }
 
 static bool take(listing *list, void *out, size_t size)
@@ -154,7 +155,7 @@ static fsdp_status take_array(listing *list, unsigned kind, fsdp_value *out)
     size_t size = least_size(kind);
     if (size == 0 || !take_shape(list, &whole) ||
         fsdp_shape_check(whole.ndim, whole.len, size, NULL) != FSDP_OK)
-        return fail_listing(list, "a value of no kind or shape");
+        return fail_listing(list, "a value has no kind or shape");
     int64_t count = fsdp_box_count(&whole);
     if (count > (list->end - list->at) / (int64_t)size)
         return fail_listing(list, "a cut value");
@@ -173,7 +174,7 @@ static fsdp_status take_value(listing *list, fsdp_value *out, bool *is_empty_out
     if (kind != 'c' && kind != 'e')
         return take_array(list, kind, out);
     if (!take_text(list, &text) || !fsdp_utf8_valid(text.data, text.size))
-        return fail_listing(list, "a class without a name");
+        return fail_listing(list, "a class has no name");
     return fsdp_value_set_bytes(out, FSDP_VALUE_CLASS, text.data, text.size, list->err);
 }
 
@@ -250,7 +251,7 @@ static fsdp_status open_object(listing *list, text_view path)
         return FSDP_OK;
     close_object(list);
     if (fsdp_name_table_find(&list->seen, path.data, path.size))
-        return fail_listing(list, "two objects of one path");
+        return fail_listing(list, "two objects have one path");
     if (!fsdp_name_table_put(&list->seen, path.data, path.size, 0))
         return fsdp_fail_memory(list->err, "attributes");
     fsdp_text_addf(&list->attributes, list->attributes.size > 0 ? ", " : "{");
@@ -267,7 +268,7 @@ static fsdp_status take_attribute(listing *list)
     text_view path, name;
     bool is_empty;
     if (!take_text(list, &path) || !take_text(list, &name))
-        return fail_listing(list, "a cut attribute");
+        return fail_listing(list, "an attribute is cut off");
     bool is_first = !list->is_open || !same_text(path, list->object);
     FSDP_TRY(open_object(list, path));
     fsdp_value value = {.kind = FSDP_VALUE_NULL};
@@ -378,7 +379,7 @@ static fsdp_status keep_tensor(listing *list, const dataset *set, size_t number)
     if (!set->is_chunked)
         return FSDP_OK;
     if (!measure_chunk(set, &tensor->chunk_bytes))
-        return fail_listing(list, "a chunk of no size");
+        return fail_listing(list, "a chunk has no size");
     size_t bytes = (size_t)set->whole.ndim * sizeof *tensor->chunk;
     tensor->chunk = fsdp_arena_alloc(&tensors->arena, 1, bytes > 0 ? bytes : 1);
     if (!tensor->chunk)
@@ -423,7 +424,7 @@ static fsdp_status add_tensor(listing *list, const dataset *set)
     FSDP_TRY(check_ratio(list, set));
     FSDP_TRY(keep_tensor(list, set, number));
     if (is_behind_end(list, set))
-        return fail_listing(list, "a dataset behind the end of the file");
+        return fail_listing(list, "a dataset begins after the end of the file");
     fsdp_source_chunk chunk = {.lo = origin,
                                .len = set->whole.len,
                                .offset = list->place->offset + set->offset,
@@ -450,7 +451,7 @@ static fsdp_status take_tensor(listing *list)
 {
     dataset set = {.offset = -1};
     if (!take_dataset(list, &set) || !choose_dtype(list, &set))
-        return fail_listing(list, "a dataset of no type or shape");
+        return fail_listing(list, "a dataset has no type or shape");
     fsdp_status status = FSDP_OK;
     if (!list->is_native || !is_index(&set))
         status = add_tensor(list, &set);
@@ -491,8 +492,8 @@ static fsdp_status take_records(listing *list)
         case 'S': FSDP_TRY(take_soft_link(list)); break;
         case 'E':
             return list->at == list->end ? FSDP_OK
-                                         : fail_listing(list, "it goes on behind its end");
-        default: return fail_listing(list, "a record of no kind");
+                                         : fail_listing(list, "it continues after its end");
+        default: return fail_listing(list, "a record has no kind");
         }
     }
 }

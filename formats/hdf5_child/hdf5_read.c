@@ -25,7 +25,7 @@ typedef struct hdf5_state {
 
 /* --- probing ---------------------------------------------------------------------------------- */
 
-/* True for a signature behind a user block of 512 bytes, or twice as many, and so on. */
+/* True for a signature after a user block of 512 bytes, or twice as many, and so on. */
 static bool is_behind_user_block(const fsdp_probe *probe)
 {
     const int64_t largest = (int64_t)1 << 40;
@@ -48,7 +48,7 @@ static bool is_behind_user_block(const fsdp_probe *probe)
     return is_found;
 }
 
-/* Another format may contain the signature by chance, so behind a user block it bids less. */
+/* Another format may contain the signature by chance, so after a user block it bids less. */
 static int bid(const fsdp_probe *probe)
 {
     if (probe->is_directory || probe->size < (int64_t)sizeof signature)
@@ -151,8 +151,8 @@ static fsdp_status check_chunk(const hdf5_state *state, const fsdp_h5_tensor *st
         return FSDP_OK;
     int64_t mebibytes = (needed + (1 << 20) - 1) >> 20;
     return fsdp_fail(err, FSDP_ERR_LIMIT,
-                     "one chunk has %" PRId64 " bytes and cannot be read in parts: --mem %" PRId64
-                     "M would do",
+                     "one chunk has %" PRId64
+                     " bytes and cannot be read in parts: allow --mem %" PRId64 "M would do",
                      needed, mebibytes);
 }
 

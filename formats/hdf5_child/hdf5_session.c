@@ -56,7 +56,7 @@ static const char *death(fsdp_h5_session *session)
         return "ended";
     switch (info.si_status) {
     case SIGSYS: return "made a forbidden system call";
-    case SIGXCPU: return "took too much time";
+    case SIGXCPU: return "took too long";
     case SIGSEGV:
     case SIGBUS:
     case SIGABRT: return "crashed";
@@ -73,7 +73,8 @@ static fsdp_status send_message(fsdp_h5_session *session, const fsdp_h5_message 
     } while (n < 0 && errno == EINTR);
     if (n == (ssize_t)sizeof *message)
         return FSDP_OK;
-    return fail_child(session, n < 0 && errno == EPIPE ? death(session) : "does not listen", err);
+    return fail_child(session,
+                      n < 0 && errno == EPIPE ? death(session) : "does not accept messages", err);
 }
 
 /* Waits for a message until *left_ms is used up. */
@@ -88,16 +89,16 @@ static fsdp_status await(fsdp_h5_session *session, int64_t *left_ms, fsdp_h5_mes
         if (ready > 0)
             break;
         if (ready < 0 && errno != EINTR)
-            return fail_child(session, "cannot be heard", err);
+            return fail_child(session, "cannot be polled", err);
         if (left <= 0)
-            return fail_child(session, "took too much time", err);
+            return fail_child(session, "took too long", err);
     }
     *left_ms -= fsdp_now_ms() - begin;
     ssize_t n = recv(session->channel, message_out, sizeof *message_out, MSG_DONTWAIT | MSG_TRUNC);
     if (n == 0 || (n < 0 && errno == ECONNRESET))
         return fail_child(session, death(session), err);
     if (n != (ssize_t)sizeof *message_out)
-        return fail_child(session, "speaks nonsense", err);
+        return fail_child(session, "sent an invalid message", err);
     return FSDP_OK;
 }
 
@@ -144,11 +145,11 @@ static fsdp_status take_message(fsdp_h5_session *session, const fsdp_h5_message 
     if (message->kind == FSDP_H5_NEED)
         return bring_bytes(session, message, err);
     if (message->size < 0 || message->size > FSDP_H5_REPLY_ROOM)
-        return fail_child(session, "speaks nonsense", err);
+        return fail_child(session, "sent an invalid message", err);
     if (message->kind == FSDP_H5_FAILED)
         return take_failure(session, message, err);
     if (message->kind != (uint32_t)last && message->kind != FSDP_H5_PART)
-        return fail_child(session, "speaks nonsense", err);
+        return fail_child(session, "sent an invalid message", err);
     return FSDP_OK;
 }
 
@@ -161,7 +162,7 @@ static fsdp_status take_part(fsdp_h5_session *session, const part_taker *taker, 
                              fsdp_error *err)
 {
     if (!taker->listing)
-        return fail_child(session, "speaks nonsense", err);
+        return fail_child(session, "sent an invalid message", err);
     if (size > taker->most || taker->listing->size > taker->most - size) {
         session->is_over = true;
         return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s': the listing takes more than %zu bytes",
@@ -241,7 +242,7 @@ fsdp_status fsdp_h5_session_read(fsdp_h5_session *session, const fsdp_h5_request
     pthread_mutex_lock(&session->lock);
     fsdp_status status = request(session, &message, wanted->chunk, &nothing, &brought, err);
     if (status == FSDP_OK && brought != wanted->size)
-        status = fail_child(session, "brought another number of bytes", err);
+        status = fail_child(session, "sent a different number of bytes", err);
     if (status == FSDP_OK)
         memcpy(data, session->shared + FSDP_H5_FILE_ROOM, wanted->size);
     pthread_mutex_unlock(&session->lock);

@@ -56,7 +56,7 @@ static fsdp_status check_numbers(const char *path, const int64_t *numbers, fsdp_
                              llmc_number_names[i], numbers[i]);
     if (numbers[LLMC_CHANNELS] % numbers[LLMC_HEADS] != 0)
         return fsdp_fail(err, status,
-                         "'%s': channels (%" PRId64 ") of an llm.c model are no multiple of "
+                         "'%s': channels (%" PRId64 ") of an llm.c model are not a multiple of "
                          "num_heads (%" PRId64 ")",
                          path, numbers[LLMC_CHANNELS], numbers[LLMC_HEADS]);
     if (numbers[LLMC_PADDED_VOCAB] < numbers[LLMC_VOCAB])

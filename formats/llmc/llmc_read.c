@@ -24,7 +24,7 @@ static fsdp_status read_header(const fsdp_source *source, int file, int64_t numb
                          sizeof head);
     FSDP_TRY(fsdp_source_pread(source, file, head, sizeof head, 0, err));
     if (fsdp_load_u32(head) != LLMC_MAGIC)
-        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is no GPT-2 model of llm.c", path);
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is not a GPT-2 model of llm.c", path);
     *version_out = (int32_t)fsdp_load_u32(head + 4);
     for (size_t i = 0; i < LLMC_NUMBERS; i++)
         numbers[i] = (int32_t)fsdp_load_u32(head + 8 + 4 * i);

@@ -90,9 +90,10 @@ static fsdp_status place(const fsdp_packed *target, const llmc_tensor *tensors,
                              tensors[i].name, fsdp_dtype_name(ordered[i]->what.dtype),
                              tensors[0].name, fsdp_dtype_name(ordered[0]->what.dtype));
         if (!has_shape(&ordered[i]->what, &tensors[i]))
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "'%s' has not the shape that the numbers of an llm.c file ask for",
-                             tensors[i].name);
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE,
+                "'%s' does not have the shape that the numbers of an llm.c file require",
+                tensors[i].name);
         ordered[i]->offset = at;
         if (fsdp_add_overflow(at, ordered[i]->size, &at))
             return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' would be too large", target->path);

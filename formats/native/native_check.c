@@ -185,9 +185,9 @@ static fsdp_status check_raw(const structure *with, const fsdp_stored_box *box, 
     if (!tensor)
         return fail_box(box, "has no dataset", err);
     if (!is_there)
-        return fail_box(box, "lies elsewhere, or has another shape, for libhdf5", err);
+        return fail_box(box, "has a different offset or shape for libhdf5", err);
     if (tensor->dtype != box->dtype)
-        return fail_box(box, "has another dtype for libhdf5", err);
+        return fail_box(box, "has a different dtype for libhdf5", err);
     return FSDP_OK;
 }
 
@@ -198,7 +198,7 @@ static fsdp_status check_encoded(structure *with, const fsdp_stored_box *box, fs
         return fail_box(box, "has no dataset", err);
     const fsdp_source_tensor *tensor = fsdp_source_tensor_at(with->source, (size_t)*number);
     if (with->tensors.items[*number].is_plain || tensor->dtype != box->dtype || !fits(tensor, box))
-        return fail_box(box, "has another dtype, shape or form for libhdf5", err);
+        return fail_box(box, "has a different dtype, shape or form for libhdf5", err);
     for (int64_t block = 0; block < box->block_count; block++)
         with->frame_bytes[*number] += box->frames[block].size;
     return FSDP_OK;
@@ -254,8 +254,8 @@ static fsdp_status judge(const structure *with, fsdp_status status, const fsdp_e
     if (size > 0 && (size_t)size < sizeof quoted && strncmp(text, quoted, (size_t)size) == 0)
         text += size;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s': HDF5 structure, which other programs need: %s; this one reads without "
-                     "it, and fsdp-convert makes a new checkpoint",
+                     "'%s': the HDF5 structure for other programs is damaged: %s; fsdp reads the "
+                     "checkpoint without it; make a new one with fsdp-convert for them",
                      path, text);
 }
 

@@ -224,7 +224,7 @@ static fsdp_status check_identity(const fsdp_shard_reader *reader, const index_h
 {
     if (memcmp(head->run, id->run, sizeof id->run) != 0 || head->step != id->step)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' belongs to another run or step (it says step %lld)", reader->path,
+                         "'%s' belongs to a different run or step (step %lld)", reader->path,
                          (long long)head->step);
     if (head->world != id->world || head->rank != rank || rank >= id->world)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,

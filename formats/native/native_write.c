@@ -475,8 +475,8 @@ fsdp_status fsdp_shard_put_index(fsdp_shard_writer *w, const void *data, size_t 
     if (w->h5)
         FSDP_TRY(close_layout(w, (int64_t)size, err));
     if (w->joined || (int64_t)size > w->index_room - w->index_done)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s': the index does not fit in its place",
-                         w->path);
+        return fsdp_fail(err, FSDP_ERR_INTERNAL,
+                         "'%s': the index does not fit into the space reserved for it", w->path);
     fsdp_flow("formats/native/native_write.c", "index: %zu bytes", size);
     fsdp_hasher_add(w->index_hasher, data, size);
     FSDP_TRY(fsdp_io_write(w->file, w->path, data, size, w->index_offset + w->index_done, err));

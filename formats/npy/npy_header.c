@@ -84,16 +84,16 @@ static fsdp_status take_string(literal *in, const char **data_out, size_t *size_
 {
     char quote = next(in);
     if (quote != '\'' && quote != '"')
-        return fail_at(in, "a string was expected", err);
+        return fail_at(in, "expected a string", err);
     const char *start = ++in->at;
     while (in->at < in->end && *in->at != quote)
         in->at += *in->at == '\\' ? 2 : 1;
     if (in->at >= in->end)
-        return fail_at(in, "a string without an end", err);
+        return fail_at(in, "the string has no end", err);
     *data_out = start;
     *size_out = (size_t)(in->at - start);
     in->at++;
-    return *size_out <= LONGEST_STRING ? FSDP_OK : fail_at(in, "a string that is too long", err);
+    return *size_out <= LONGEST_STRING ? FSDP_OK : fail_at(in, "the string is too long", err);
 }
 
 static bool take_word(literal *in, const char *word)
@@ -114,10 +114,10 @@ static fsdp_status take_number(literal *in, int64_t *number_out, fsdp_error *err
     for (; in->at < in->end && *in->at >= '0' && *in->at <= '9'; in->at++) {
         if (fsdp_mul_overflow(number, 10, &number) ||
             fsdp_add_overflow(number, *in->at - '0', &number))
-            return fail_at(in, "a number that is too large", err);
+            return fail_at(in, "the number is too large", err);
     }
     if (in->at == start)
-        return fail_at(in, "a natural number was expected", err);
+        return fail_at(in, "expected a natural number", err);
     take(in, 'L'); /* Python 2 wrote long integers with an L */
     *number_out = number;
     return FSDP_OK;
@@ -130,7 +130,7 @@ static fsdp_status take_shape(literal *in, int64_t *shape, int room, int *ndim_o
     FSDP_TRY(expect(in, '(', err));
     while (!take(in, ')')) {
         if (*ndim_out == room) {
-            fail_at(in, "too many dimensions", err);
+            fail_at(in, "it has too many dimensions", err);
             if (err)
                 err->status = FSDP_ERR_LIMIT;
             return FSDP_ERR_LIMIT;
@@ -211,7 +211,7 @@ static fsdp_status read_plain_type(literal *in, const char *text, size_t size, i
         at = end; /* the unit does not change the size */
     *size_out = at == end ? plain_size(kind, number) : -1;
     if (*size_out < 0)
-        return fail_at(in, "a type that is not known", err);
+        return fail_at(in, "the type is unknown", err);
     in->npy->dtype = dtype_of(kind, number);
     in->npy->is_void = kind == 'V';
     in->npy->is_swapped = is_big;
@@ -265,7 +265,7 @@ static fsdp_status take_field(literal *in, int depth, int64_t *total, fsdp_dtype
     for (int dim = 0; dim < ndim; dim++)
         is_over = fsdp_mul_overflow(size, shape[dim], &size) || is_over;
     if (is_over || fsdp_add_overflow(*total, size, total))
-        return fail_at(in, "a type that is too large", err);
+        return fail_at(in, "the type is too large", err);
     return FSDP_OK;
 }
 
@@ -325,7 +325,7 @@ static fsdp_status take_member(literal *in, unsigned *seen, fsdp_error *err)
     while (which < 3 && (strlen(keys[which]) != size || memcmp(keys[which], key, size) != 0))
         which++;
     if (which == 3 || *seen & 1u << which)
-        return fail_at(in, "a key that is not known, or twice", err);
+        return fail_at(in, "the key is unknown or appears twice", err);
     *seen |= 1u << which;
     FSDP_TRY(expect(in, ':', err));
     if (which == 0)

@@ -140,7 +140,7 @@ static fsdp_status check_options(const fsdp_source_opts *opts, fsdp_error *err)
         const char *name = list;
         if (!next_dtype(&list, &dtype) || dtype == FSDP_DTYPE_NONE)
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "--void-as: '%.*s' is no dtype, such as bf16 or f8_e4m3fn",
+                             "--void-as: '%.*s' is not a dtype, such as bf16 or f8_e4m3fn",
                              (int)strcspn(name, ","), name);
         fsdp_dtype *other = &of_size[fsdp_dtype_size(dtype)];
         if (*other != FSDP_DTYPE_NONE && *other != dtype)

@@ -1,7 +1,7 @@
 /*
  * NumPy arrays as a target: members of an .npz, stored and with their data at multiples of 64
  * bytes, or one .npy. A zip stores the CRC of each member twice: in front of it, where finish
- * writes it, and in the directory behind all members. The mirror of npz_read.c.
+ * writes it, and in the directory after all members. The mirror of npz_read.c.
  */
 #include "formats/npy/npy_header.h"
 #include "formats/target/packed_internal.h"

@@ -76,7 +76,7 @@ static fsdp_status pickle_int_line(pickle_vm *vm, const char *line, size_t size)
     if (size == 2 && line[0] == '0' && (line[1] == '0' || line[1] == '1'))
         return pickle_push(vm, line[1] == '1' ? NODE_OF_TRUE : NODE_OF_FALSE);
     if (!is_decimal(line, size))
-        return pickle_fail(vm, FSDP_ERR_DAMAGED, "an integer is no number");
+        return pickle_fail(vm, FSDP_ERR_DAMAGED, "an integer is not a number");
     return push_decimal(vm, line, size);
 }
 
@@ -85,7 +85,7 @@ static fsdp_status pickle_long_line(pickle_vm *vm, const char *line, size_t size
     if (size > 0 && line[size - 1] == 'L')
         size--;
     if (!is_decimal(line, size))
-        return pickle_fail(vm, FSDP_ERR_DAMAGED, "an integer is no number");
+        return pickle_fail(vm, FSDP_ERR_DAMAGED, "an integer is not a number");
     return push_decimal(vm, line, size);
 }
 
@@ -94,14 +94,14 @@ static fsdp_status pickle_float_line(pickle_vm *vm, const char *line, size_t siz
     enum { LONGEST = 400 };
     char text[LONGEST + 1];
     if (size == 0 || size > LONGEST || strspn(line, "+-0123456789.eEnaifty") < size)
-        return pickle_fail(vm, FSDP_ERR_DAMAGED, "a float is no number");
+        return pickle_fail(vm, FSDP_ERR_DAMAGED, "a float is not a number");
     memcpy(text, line, size);
     text[size] = '\0';
     char *text_end;
     fsdp_pickle_node node = {.kind = FSDP_NODE_FLOAT, .flags = FSDP_NODE_HASHABLE};
     node.as.f64 = strtod(text, &text_end);
     if (text_end != text + size)
-        return pickle_fail(vm, FSDP_ERR_DAMAGED, "a float is no number");
+        return pickle_fail(vm, FSDP_ERR_DAMAGED, "a float is not a number");
     return pickle_push_node(vm, node);
 }
 
@@ -129,7 +129,7 @@ static bool hex_number(const char *data, size_t digits, size_t rest, uint32_t *n
     return true;
 }
 
-/* Decodes one escape behind its backslash; returns its length, 0 when it is invalid. */
+/* Decodes one escape after its backslash; returns its length, 0 when it is invalid. */
 static size_t unescape(const char *data, size_t rest, char *out)
 {
     static const char plain[] = "\\\\''\"\"a\ab\bf\fn\nr\rt\tv\v";
@@ -268,7 +268,7 @@ char *fsdp_pickle_decimal(const fsdp_pickle_node *node)
 
 enum { KEY_DEPTH = 4, KEY_BYTES = 1024, MOST_SPARE = 16 };
 
-/* First bytes of keys that are no text; UTF-8 has none of them. */
+/* First bytes of keys that are not text; UTF-8 has none of them. */
 enum {
     KEY_INT = 0xFF,
     KEY_FLOAT = 0xFE,
@@ -335,7 +335,7 @@ static void add_key(const pickle_vm *vm, fsdp_node key, int depth, key_text *tex
     }
 }
 
-/* The bytes of a key that is no text, in memory of the pickle; NULL when there is none. */
+/* The bytes of a key that is not text, in memory of the pickle; NULL when there is none. */
 static const char *key_bytes(pickle_vm *vm, fsdp_node key, size_t *size_out)
 {
     key_text text = {.size = 0};
@@ -566,7 +566,7 @@ static fsdp_status push_again(pickle_vm *vm)
 
 /* --- memo --------------------------------------------------------------------------------------- */
 
-/* Reserves room for the number and some more, since most pickles count up. No value was put
+/* Reserves capacity for the number and some more, since most pickles count up. No value was put
  * there before. */
 static fsdp_status extend_memo(pickle_vm *vm, uint64_t number)
 {
@@ -616,10 +616,10 @@ static fsdp_status take_index(pickle_vm *vm, uint64_t *number_out)
     *number_out = 0;
     FSDP_TRY(take_line(vm, &line, &size));
     if (size == 0 || size > 8)
-        return damaged(vm, "a memo index is no small number");
+        return damaged(vm, "a memo index is not a small number");
     for (size_t i = 0; i < size; i++) {
         if (line[i] < '0' || line[i] > '9')
-            return damaged(vm, "a memo index is no small number");
+            return damaged(vm, "a memo index is not a small number");
         *number_out = *number_out * 10 + (uint64_t)(line[i] - '0');
     }
     return FSDP_OK;
@@ -740,7 +740,7 @@ static fsdp_status push_stack_global(pickle_vm *vm)
     const fsdp_pickle_node *module = &vm->nodes[vm->stack[vm->height - 2]];
     const fsdp_pickle_node *name = &vm->nodes[vm->stack[vm->height - 1]];
     if (module->kind != FSDP_NODE_STR || name->kind != FSDP_NODE_STR)
-        return damaged(vm, "the name of a global is no text");
+        return damaged(vm, "the name of a global is not a string");
     vm->height -= 2;
     return pickle_push_global(vm, module->as.text, module->count, name->as.text, name->count);
 }
@@ -809,7 +809,7 @@ static fsdp_status push_persistent(pickle_vm *vm)
 {
     FSDP_TRY(need(vm, 1));
     if (vm->options->is_metadata)
-        return pickle_fail(vm, FSDP_ERR_REFUSED, "there is a persistent id in metadata");
+        return pickle_fail(vm, FSDP_ERR_REFUSED, "metadata contains a persistent id");
     fsdp_node class = class_of_id(vm, vm->stack[vm->height - 1]);
     if (class) {
         vm->stack[vm->height - 1] = class;

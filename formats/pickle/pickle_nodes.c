@@ -220,11 +220,11 @@ static fsdp_status check_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
 {
     size_t count = vm->height - from;
     if (kind == FSDP_NODE_DICT && count % 2 != 0)
-        return pickle_fail(vm, FSDP_ERR_DAMAGED, "a dict is given a key without a value");
+        return pickle_fail(vm, FSDP_ERR_DAMAGED, "a dict receives a key without a value");
     size_t step = kind == FSDP_NODE_DICT ? 2 : 1;
     bool has_keys = kind == FSDP_NODE_DICT || kind == FSDP_NODE_SET || kind == FSDP_NODE_FROZENSET;
     if (has_keys && !all_hashable(vm, from, step))
-        return pickle_fail(vm, FSDP_ERR_REFUSED, "a key of a dict or set can change");
+        return pickle_fail(vm, FSDP_ERR_REFUSED, "a key of a dict or set is mutable");
     return FSDP_OK;
 }
 
@@ -343,9 +343,10 @@ fsdp_status pickle_append(pickle_vm *vm, fsdp_node target, fsdp_node_kind kind, 
     if (node->kind == kind)
         return extend(vm, target, from);
     if (node->kind != FSDP_NODE_CALL || !pickle_takes_items(node, kind))
-        return pickle_fail(vm, FSDP_ERR_REFUSED, "items are given to what takes none");
+        return pickle_fail(vm, FSDP_ERR_REFUSED,
+                           "an object that does not take items receives some");
     if (node->as.call->state != 0) /* the state could have replaced __setitem__ or append */
-        return pickle_fail(vm, FSDP_ERR_REFUSED, "an object is given items after its state");
+        return pickle_fail(vm, FSDP_ERR_REFUSED, "an object receives items after its state");
     static const int parts[] = {
         [FSDP_NODE_LIST] = MORE_LIST, [FSDP_NODE_DICT] = MORE_DICT, [FSDP_NODE_SET] = MORE_SET};
     fsdp_node part;

@@ -121,11 +121,10 @@ static fsdp_status refuse(const object_check *check, fsdp_node node)
     char *name = fsdp_pickle_global_name(check->pickle, node), shown[300];
     if (!name)
         return no_memory(check);
-    fsdp_status st =
-        fsdp_fail(check->err, FSDP_ERR_REFUSED,
-                  "%s: pickle: an object gets %s, which a checkpoint has no need of: "
-                  "nothing was run",
-                  check->options->where, fsdp_printable(name, strlen(name), shown, sizeof shown));
+    fsdp_status st = fsdp_fail(
+        check->err, FSDP_ERR_REFUSED,
+        "%s: pickle: an object gets %s, which a checkpoint does not need; nothing was run",
+        check->options->where, fsdp_printable(name, strlen(name), shown, sizeof shown));
     fsdp_free(name);
     return st;
 }
@@ -242,7 +241,7 @@ fsdp_status fsdp_pickle_parse(const fsdp_pickle_options *options, const void *da
 {
     *pickle_out = (fsdp_pickle){0};
     if (options->depth > NESTED_MOST)
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "%s: over %d pickles are nested: nothing was run",
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "%s: over %d pickles are nested; nothing was run",
                          options->where, NESTED_MOST);
     FSDP_TRY(pickle_parse(options, data, size, pickle_out, used_out, err));
     if (options->is_metadata) /* its few classes are those of DCP */

@@ -65,7 +65,7 @@ static fsdp_status push_pairs(pickle_vm *vm, fsdp_node list)
         if (pair->count != 2)
             return pickle_fail(
                 vm, FSDP_ERR_DAMAGED,
-                "the argument of an OrderedDict or defaultdict is no list of (key, value)");
+                "the argument of an OrderedDict or defaultdict is not a list of (key, value)");
         fsdp_node value = pair->as.items[1];
         FSDP_TRY(pickle_push(vm, pair->as.items[0]));
         FSDP_TRY(pickle_push(vm, value));
@@ -519,7 +519,7 @@ static fsdp_status refuse_call(pickle_vm *vm, fsdp_node callable)
         return pickle_no_memory(vm);
     fsdp_status st = fsdp_fail(
         vm->err, FSDP_ERR_REFUSED,
-        "%s: pickle, byte %lld: it calls %s, which a checkpoint has no need of: nothing was run",
+        "%s: pickle, byte %lld: it calls %s, which a checkpoint does not need; nothing was run",
         vm->options->where, (long long)(vm->options->offset + (vm->opcode - vm->data)),
         fsdp_printable(spelled, strlen(spelled), name, sizeof name));
     fsdp_free(spelled);
@@ -550,7 +550,7 @@ static fsdp_status refuse_argument(pickle_vm *vm, fsdp_node callable, fsdp_node 
     fsdp_status st =
         fsdp_fail(vm->err, FSDP_ERR_REFUSED,
                   "%s: pickle, byte %lld: %s has an argument that could make it call something "
-                  "else: nothing was run",
+                  "else; nothing was run",
                   vm->options->where, (long long)(vm->options->offset + (vm->opcode - vm->data)),
                   fsdp_printable(spelled, strlen(spelled), name, sizeof name));
     fsdp_free(spelled);
@@ -638,7 +638,8 @@ static fsdp_status complete_shape(pickle_vm *vm, fsdp_node target, fsdp_node sta
 {
     const fsdp_pickle_node *partial = node_at(vm, target);
     if (partial->known != FSDP_KNOWN_PARTIAL)
-        return pickle_fail(vm, FSDP_ERR_REFUSED, "a state is given to what has none");
+        return pickle_fail(vm, FSDP_ERR_REFUSED,
+                           "an object that does not take a state receives one");
     fsdp_node made = item_of(vm, partial->as.call->args, 0), args = item_of(vm, state, 1);
     fsdp_node of = item_of(vm, node_at(vm, made)->as.call->args, 0);
     const fsdp_pickle_node *first = node_at(vm, item_of(vm, args, 0)),
@@ -662,9 +663,9 @@ fsdp_status pickle_build(pickle_vm *vm, fsdp_node target, fsdp_node state)
         vm->options->depth > 0 && node->kind != FSDP_NODE_GLOBAL && node->kind != FSDP_NODE_CALL;
     if (node->kind != FSDP_NODE_CALL || !pickle_takes_state(node))
         return pickle_fail(vm, is_data ? FSDP_ERR_DAMAGED : FSDP_ERR_REFUSED,
-                           "a state is given to what has none");
+                           "an object that does not take a state receives one");
     if (node->as.call->state != 0)
-        return pickle_fail(vm, FSDP_ERR_REFUSED, "an object is given two states");
+        return pickle_fail(vm, FSDP_ERR_REFUSED, "an object receives two states");
     node->as.call->state = state;
     return node->flags & FSDP_NODE_PENDING ? complete_shape(vm, target, state) : FSDP_OK;
 }
@@ -797,7 +798,7 @@ fsdp_status pickle_call(pickle_vm *vm, pickle_how how, fsdp_node callable, fsdp_
         return pickle_push(vm, size);
     if (node_at(vm, args)->kind != FSDP_NODE_TUPLE ||
         (kwargs != 0 && node_at(vm, kwargs)->kind != FSDP_NODE_DICT))
-        return pickle_fail(vm, FSDP_ERR_DAMAGED, "the arguments of a call are no tuple");
+        return pickle_fail(vm, FSDP_ERR_DAMAGED, "the arguments of a call are not a tuple");
     if (node->kind == FSDP_NODE_GLOBAL)
         return call_global(vm, how, callable, args, kwargs);
     if (node->kind == FSDP_NODE_CALL && node->known == FSDP_KNOWN_PARTIAL && how == PICKLE_REDUCE)

@@ -131,7 +131,7 @@ fsdp_status pickle_parse(const fsdp_pickle_options *options, const void *data, s
 fsdp_known pickle_recognise(const fsdp_pickle_global *global, uint32_t *dtype_out);
 /* A function or class that readers evaluate. */
 bool pickle_is_callable(unsigned known);
-/* .metadata needs it, although it is no class of DCP. */
+/* .metadata needs it, although it is not a class of DCP. */
 bool pickle_is_in_metadata(unsigned known);
 bool pickle_is_torch(unsigned known);
 bool pickle_is_dcp(unsigned known);

@@ -147,13 +147,13 @@ static fsdp_status add_decimal(fsdp_pickler *pickler, const char *digits, size_t
                          size - first);
     for (size_t i = first; i < size; i++) {
         if (digits[i] < '0' || digits[i] > '9')
-            return fsdp_fail(err, FSDP_ERR_USAGE, "'%.40s' is no integer", digits);
+            return fsdp_fail(err, FSDP_ERR_USAGE, "'%.40s' is not an integer", digits);
         push_digit(limbs, &count, (unsigned)(digits[i] - '0'));
     }
     size_t used = twos_complement(limbs, count, negative, bytes);
     if (pickler->weights_only && significant(bytes, used) > LONG1_MOST)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "torch.load(weights_only=True) takes no integer of %zu digits",
+                         "torch.load(weights_only=True) does not accept an integer of %zu digits",
                          size - first);
     add_long(pickler, bytes, used);
     return FSDP_OK;

@@ -12,8 +12,7 @@ fsdp_status rank_files_spend(rank_files *set, size_t steps, fsdp_error *err)
 {
     if (steps > (size_t)MOST_WORK || (set->work += (int64_t)steps) > MOST_WORK)
         return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "'%s': the lists of ranks and shards are too long to be compared",
-                         set->where);
+                         "'%s': the lists of ranks and shards are too long to compare", set->where);
     return FSDP_OK;
 }
 
@@ -71,7 +70,7 @@ static fsdp_status fail_differ(const rank_files *set, const rank_entry *entry, f
     char shown[200];
     return fsdp_fail(
         err, FSDP_ERR_DAMAGED,
-        "'%s': rank %d has another dtype or shape of tensor '%s' than the ranks before it",
+        "'%s': rank %d has a different dtype or shape of tensor '%s' than earlier ranks",
         set->where, set->rank, fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
 }
 
@@ -83,7 +82,7 @@ fsdp_status rank_files_spread(rank_files *set, rank_entry *entry, fsdp_dtype dty
     fsdp_printable(entry->name, entry->name_size, shown, sizeof shown);
     if (entry->item_count > 0)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': '%s' is a distributed tensor on rank %d and none on rank %d",
+                         "'%s': '%s' is a distributed tensor on rank %d but not on rank %d",
                          set->where, shown, set->rank, entry->items[0].rank);
     if (entry->is_spread) {
         bool is_same = entry->dtype == dtype && entry->ndim == ndim &&

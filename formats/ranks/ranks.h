@@ -127,7 +127,7 @@ typedef struct rank_member {
 
 /* The numbers of params.json by which Meta's parts are joined. */
 typedef struct rank_parts {
-    int64_t count;             /* of files; 0: the files are no such parts */
+    int64_t count;             /* of files; 0: the files are not such parts */
     int64_t dim, queries, keys, width; /* of the model, rows of all queries, of all keys, of a head */
 } rank_parts;
 

@@ -49,7 +49,7 @@ static bool cuts(const rank_placement *placement, int dim)
 
 /* --- cuts in an order ---------------------------------------------------------------------------- */
 
-/* Inserts a mesh dim into the order of a tensor dim, behind those that make `split` parts; false
+/* Inserts a mesh dim into the order of a tensor dim, after those that make `split` parts; false
  * when no position fits. */
 static bool insert(rank_layout *layout, int *order, int *count, int mesh_dim, int64_t split)
 {
@@ -463,7 +463,7 @@ static fsdp_status check_position(const torch_archive *archive, fsdp_node node, 
     if (fsdp_pickle_int(&archive->pickle, torch_attribute(archive, node, "_rank"), &said) &&
         said != rank)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "%s is of rank %d by its name and of rank %lld by its contents",
+                         "%s is of rank %d by its name but of rank %lld by its contents",
                          archive->where, rank, (long long)said);
     const fsdp_pickle_node *list = torch_node(archive, place);
     if (!position->is_member || (list->kind != FSDP_NODE_TUPLE && list->kind != FSDP_NODE_LIST))
@@ -472,8 +472,8 @@ static fsdp_status check_position(const torch_archive *archive, fsdp_node node, 
         if (!fsdp_pickle_int(&archive->pickle, torch_element(archive, place, (size_t)dim), &said) ||
             said != position->coordinate[dim])
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                             "%s: rank %d is not at the coordinate of its device mesh: is it "
-                             "another rank's file?",
+                             "%s: rank %d is not at the coordinate of its device mesh; it may be "
+                             "the file of a different rank",
                              archive->where, rank);
     return FSDP_OK;
 }
@@ -784,8 +784,9 @@ static fsdp_status check_fit(const torch_archive *archive, const rank_entry *ent
 {
     if (!entry->readings[RANK_ORDERED].fails || !entry->readings[RANK_LEFT_TO_RIGHT].fails)
         return FSDP_OK;
-    return bad_piece(archive, entry->name, entry->name_size,
-                     "has a local piece of another shape than its placements give this rank", err);
+    return bad_piece(
+        archive, entry->name, entry->name_size,
+        "has a local piece whose shape is not the one that its placements give this rank", err);
 }
 
 static fsdp_status add_dtensor(rank_files *set, const torch_item *found,
@@ -812,7 +813,7 @@ static fsdp_status add_dtensor(rank_files *set, const torch_item *found,
     FSDP_TRY(rank_files_entry(set, name, name_size, &entry, err));
     FSDP_TRY(rank_files_spread(set, entry, dtype, ndim, shape, err));
     if (dtype != piece.dtype && !is_empty(piece.ndim, piece.shape))
-        return bad_piece(archive, name, name_size, "has a local piece of another dtype", err);
+        return bad_piece(archive, name, name_size, "has a local piece of a different dtype", err);
     if (!seen->position.is_member)
         return is_empty(piece.ndim, piece.shape)
                    ? FSDP_OK
@@ -855,7 +856,7 @@ static fsdp_status check_group(rank_files *set, const torch_archive *archive, fs
     if (fsdp_pickle_int(&archive->pickle, torch_attribute(archive, group, "global_rank"), &rank) &&
         rank != set->rank)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "%s is of rank %d by its name and of rank %lld by its contents",
+                         "%s is of rank %d by its name but of rank %lld by its contents",
                          archive->where, set->rank, (long long)rank);
     if (!fsdp_pickle_int(&archive->pickle, torch_attribute(archive, group, "global_world_size"),
                          &world) ||
@@ -877,7 +878,7 @@ static fsdp_status read_box(const torch_archive *archive, fsdp_node metadata, in
     return lo_count == ndim && len_count == ndim
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_DAMAGED,
-                           "%s: a shard has another number of dims than its tensor",
+                           "%s: a shard and its tensor differ in their number of dims",
                            archive->where);
 }
 

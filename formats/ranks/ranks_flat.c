@@ -23,7 +23,7 @@ typedef struct columns {
 
 static fsdp_status bad_metadata(const torch_archive *archive, fsdp_error *err)
 {
-    return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: a FlatParamShardMetadata does not fit itself",
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: a FlatParamShardMetadata contradicts itself",
                      archive->where);
 }
 

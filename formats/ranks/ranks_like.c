@@ -205,23 +205,23 @@ static fsdp_status sum_pieces(rank_files *set, const like_unit *unit, const rank
     for (size_t i = 0; i < entry->item_count; i++)
         fits &= !fsdp_add_overflow(all, piece_of(entry, entry->items[i].rank), &all);
     char name[200];
-    return fits && all == *sum_out
-               ? FSDP_OK
-               : fsdp_fail(err, FSDP_ERR_DAMAGED,
-                           "'%s': a rank has a piece of '%s' and no part of the flat "
-                           "parameter" FSDP_TWO_SAVES,
-                           set->where, shown(entry, name, sizeof name));
+    return fits && all == *sum_out ? FSDP_OK
+                                   : fsdp_fail(err, FSDP_ERR_DAMAGED,
+                                               "'%s': a rank has a piece of '%s' but no part of "
+                                               "the flat parameter" FSDP_TWO_SAVES,
+                                               set->where, shown(entry, name, sizeof name));
 }
 
 static fsdp_status fail_count(const like_work *work, const rank_entry *entry, int64_t found,
                               int64_t wanted, fsdp_error *err)
 {
     char name[200];
-    return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s': the pieces of '%s' have %lld elements together, and in '%s' it has "
-                     "%lld: a rank's file is of another save, or --like names another model",
-                     work->set->where, shown(entry, name, sizeof name), (long long)found,
-                     work->model->path, (long long)wanted);
+    return fsdp_fail(
+        err, FSDP_ERR_DAMAGED,
+        "'%s': the pieces of '%s' have %lld elements together, and in '%s' it has "
+        "%lld: a rank's file is from a different save, or --like names a different model",
+        work->set->where, shown(entry, name, sizeof name), (long long)found, work->model->path,
+        (long long)wanted);
 }
 
 static fsdp_status fail_unknown(const like_work *work, const rank_entry *entry, fsdp_error *err)
@@ -468,8 +468,8 @@ fsdp_status rank_files_check_piece(rank_files *set, size_t number, int rank,
     FSDP_TRY(torch_same_elements(set->source, held, piece, TORCH_REPLICA, &is_same, err));
     return is_same ? FSDP_OK
                    : fsdp_fail(err, FSDP_ERR_DAMAGED,
-                               "'%s': the piece of '%s' on rank %d is not what the flat parameter "
-                               "has there" FSDP_TWO_SAVES,
+                               "'%s': the piece of '%s' on rank %d differs from the flat "
+                               "parameter" FSDP_TWO_SAVES,
                                set->where, shown(entry, name, sizeof name), rank);
 }
 

@@ -14,7 +14,7 @@ static fsdp_status fail_mixed(const rank_files *set, const rank_entry *entry, fs
 {
     char shown[200];
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s': '%s' is a distributed tensor on some ranks and none on rank %d",
+                     "'%s': '%s' is a distributed tensor on some ranks but not on rank %d",
                      set->where, fsdp_printable(entry->name, entry->name_size, shown, sizeof shown),
                      set->rank);
 }

@@ -16,7 +16,7 @@
 /*
  * Parts of tensor parallelism whose files do not say how they were cut: Meta's consolidated.00.pth, 01, ...
  * Each file has every name; rules below give the dim in which the parts of a name lie one behind the other,
- * and params.json beside the files gives the length that they have together.
+ * and params.json next to the files gives the length that they have together.
  */
 
 static const char parts_pattern[] = "consolidated.{r}.pth", params_name[] = "params.json";
@@ -55,7 +55,7 @@ static fsdp_status read_members(fsdp_json *json, int64_t out[PARAMS], fsdp_error
     }
 }
 
-/* One file that has no such numbers beside it is read as it is. */
+/* One file that has no such numbers next to it is read as it is. */
 static fsdp_status take_params(const fsdp_json *json, const int64_t found[PARAMS],
                                rank_parts *parts, fsdp_error *err)
 {
@@ -69,7 +69,7 @@ static fsdp_status take_params(const fsdp_json *json, const int64_t found[PARAMS
         return fsdp_json_fail(json, err, "it has no number '%s', by which the files are joined",
                               params[found[DIM] < 1 ? DIM : HEADS]);
     if (width < 1 && found[DIM] % found[HEADS] != 0)
-        return fsdp_json_fail(json, err, "'dim' is no multiple of 'n_heads'");
+        return fsdp_json_fail(json, err, "'dim' is not a multiple of 'n_heads'");
     width = width < 1 ? found[DIM] / found[HEADS] : width;
     parts->dim = found[DIM];
     parts->queries = found[HEADS] * width;
@@ -109,13 +109,12 @@ static fsdp_status check_gaps(const rank_files *set, fsdp_error *err)
             continue;
         spell_file(set->group, i, name, sizeof name);
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': '%s' is missing, which has a part of the tensors", set->where,
-                         name);
+                         "'%s': '%s' is missing; it holds a part of the tensors", set->where, name);
     }
     return FSDP_OK;
 }
 
-/* Reads params.json beside the files, and checks that no file before the last is missing. */
+/* Reads params.json next to the files, and checks that no file before the last is missing. */
 static fsdp_status rank_parts_read(const fsdp_probe *probe, const char *directory, rank_files *set,
                                    fsdp_error *err)
 {
@@ -125,8 +124,8 @@ static fsdp_status rank_parts_read(const fsdp_probe *probe, const char *director
     fsdp_status st = path ? check_gaps(set, err) : fsdp_fail_memory(err, "a path");
     if (st == FSDP_OK && !fsdp_io_exists(probe->io, path))
         st = fsdp_fail(err, FSDP_ERR_DAMAGED,
-                       "'%s' is missing, by whose numbers the files are joined: it comes with "
-                       "them",
+                       "'%s' is missing; the files are joined by its numbers: copy it from where "
+                       "they are from",
                        path);
     if (st == FSDP_OK)
         st = fsdp_source_read_file(probe->io, path, PARAMS_BYTES, &text, &size, err);
@@ -422,7 +421,7 @@ static fsdp_status check_group(const rank_group *group, fsdp_error *err)
 {
     for (size_t i = 1; i < group->count; i++)
         if (group->files[i].rank == group->files[i - 1].rank)
-            return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' and '%s' are both of rank %d",
+            return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' and '%s' both belong to rank %d",
                              group->files[i - 1].name, group->files[i].name, group->files[i].rank);
     return FSDP_OK;
 }

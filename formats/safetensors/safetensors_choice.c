@@ -1,6 +1,6 @@
 /*
  * A directory of safetensors files may hold several models: variants ("model.fp16"), the same weights
- * once more for another program ("consolidated"), an adapter beside its base. This file chooses the one
+ * once more for another program ("consolidated"), an adapter next to its base. This file chooses the one
  * that is read: by the index, by --variant, or by the name that loaders look for first.
  */
 #include "formats/safetensors/safetensors.h"
@@ -198,7 +198,7 @@ static bool has_variant(const fsdp_file_set *set, const char *variant, size_t si
            set->stem[set->stem_size - size - 1] == '.';
 }
 
-/* The variant in "model.safetensors.index.fp16.json"; NULL: it is no index of one. */
+/* The variant in "model.safetensors.index.fp16.json"; NULL: it is not the index of one. */
 static const char *variant_of_index(const char *name, size_t *size_out)
 {
     static const char middle[] = ".safetensors.index.", end[] = ".json";

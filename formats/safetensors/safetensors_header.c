@@ -65,7 +65,7 @@ static fsdp_status pack_shape(const header_reader *reader, const fsdp_safetensor
     if (!last || fsdp_mul_overflow(*last, bits, &row) || row % 8 != 0) {
         char shown[200];
         return fsdp_fail(err, FSDP_ERR_REFUSED,
-                         "'%s': rows of tensor '%s' of %s are no whole bytes", reader->path,
+                         "'%s': rows of tensor '%s' of %s do not fill whole bytes", reader->path,
                          fsdp_printable(entry->name, entry->name_size, shown, sizeof shown),
                          fsdp_dtype_name(entry->dtype));
     }
@@ -126,7 +126,7 @@ static fsdp_status read_range(fsdp_json *json, tensor_text *tensor, fsdp_error *
     int count;
     FSDP_TRY(read_numbers(json, range, 3, &count, err));
     if (count != 2 || range[0] > range[1])
-        return fsdp_json_fail(json, err, "data_offsets are not a beginning and an end behind it");
+        return fsdp_json_fail(json, err, "data_offsets are not a beginning and an end after it");
     tensor->begin = range[0];
     tensor->end = range[1];
     return FSDP_OK;
@@ -151,7 +151,7 @@ static fsdp_status read_tensor(header_reader *reader, tensor_text *tensor, fsdp_
             FSDP_TRY(read_range(json, tensor, err));
     }
     if (members.seen != 7)
-        return fsdp_json_fail(json, err, "a tensor without dtype, shape or data_offsets");
+        return fsdp_json_fail(json, err, "the tensor has no dtype, shape or data_offsets");
     return FSDP_OK;
 }
 
@@ -163,7 +163,7 @@ static fsdp_status check_size(header_reader *reader, const tensor_text *tensor, 
     for (int dim = 0; dim < tensor->ndim; dim++)
         is_over = fsdp_mul_overflow(bits, tensor->shape[dim], &bits) || is_over;
     if (is_over)
-        return fsdp_json_fail(&reader->json, err, "a shape that is too large");
+        return fsdp_json_fail(&reader->json, err, "the shape is too large");
     if (bits % 8 != 0 || bits / 8 != tensor->end - tensor->begin)
         return fsdp_json_fail(&reader->json, err,
                               "the shape needs %" PRId64 " bits, and %" PRId64 " bytes are given",
@@ -249,7 +249,7 @@ static fsdp_status read_true_shape(header_reader *reader, fsdp_json *json, const
     for (int dim = 0; dim < ndim; dim++)
         is_over = fsdp_mul_overflow(size, shape[dim], &size) || is_over;
     if (is_over || bits_of(entry->dtype) >= 8 || size != entry->end - entry->begin)
-        return fsdp_json_fail(json, err, "a shape that is not the tensor's");
+        return fsdp_json_fail(json, err, "the shape is not that of the tensor");
     int64_t *kept = fsdp_arena_alloc(&reader->header->arena, (size_t)ndim, sizeof *kept);
     if (!kept)
         return fsdp_fail_memory(err, reader->path);
@@ -304,7 +304,7 @@ static fsdp_status read_member(header_reader *reader, const char *key, size_t si
 {
     fsdp_safetensors *header = reader->header;
     if (fsdp_name_table_find(&header->names, key, size))
-        return fsdp_json_fail(&reader->json, err, "the same name is here twice");
+        return fsdp_json_fail(&reader->json, err, "the name appears twice");
     const char *name = fsdp_arena_strndup(&header->arena, key, size);
     bool is_metadata = fsdp_bytes_are(key, size, "__metadata__");
     uint64_t number = is_metadata ? UINT64_MAX : header->count;
@@ -442,7 +442,8 @@ static fsdp_status read_length(const fsdp_source *source, int file, header_reade
 static fsdp_status parse(header_reader *reader, const char *text, size_t size, fsdp_error *err)
 {
     if (size == 0 || text[0] != '{')
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': its header is no JSON object", reader->path);
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': its header is not a JSON object",
+                         reader->path);
     fsdp_json_init(&reader->json, text, size, reader->path);
     fsdp_status status = read_members(reader, err);
     fsdp_json_release(&reader->json);

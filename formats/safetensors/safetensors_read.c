@@ -270,7 +270,7 @@ static fsdp_status widen(const model_folder *folder, cut_tensor *tensor,
     fsdp_printable(entry->name, entry->name_size, shown, sizeof shown);
     if (entry->dtype != tensor->first->dtype || entry->ndim != tensor->first->ndim)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': tensor '%s' has another dtype or rank in another file", path,
+                         "'%s': tensor '%s' has a different dtype or rank in another file", path,
                          shown);
     for (int dim = 0; dim < entry->ndim; dim++) {
         int64_t end;
@@ -369,7 +369,7 @@ static fsdp_status read_weight_map(model_folder *folder, fsdp_json *json, fsdp_e
         if (!more)
             return FSDP_OK;
         if (fsdp_name_table_find(&folder->map, key, key_size))
-            return fsdp_json_fail(json, err, "the same name is here twice");
+            return fsdp_json_fail(json, err, "the name appears twice");
         entry.name = fsdp_arena_strndup(&folder->arena, key, key_size);
         entry.size = key_size;
         FSDP_TRY(fsdp_json_string(json, &file, &file_size, err));
@@ -413,7 +413,7 @@ static fsdp_status read_index_members(model_folder *folder, fsdp_json *json, fsd
             FSDP_TRY(fsdp_json_null(json, err));
     }
     if (!(members.seen & 1))
-        return fsdp_json_fail(json, err, "there is no weight_map");
+        return fsdp_json_fail(json, err, "weight_map is missing");
     return fsdp_json_finish(json, err);
 }
 
@@ -713,7 +713,7 @@ static int bid_for_file(const fsdp_probe *probe)
     return size <= LONGEST_INDEX ? 8 + 32 : 8;
 }
 
-/* True when all files are those of an adapter, and its base lies beside it in a format of its own. */
+/* True when all files are those of an adapter, and its base lies next to it in a format of its own. */
 static bool has_other_base(const fsdp_probe *probe)
 {
     static const char adapter[] = "adapter_model";

@@ -74,7 +74,7 @@ static bool take_size(cursor *from, int64_t *size_out)
            take(from, ")");
 }
 
-/* False: the text is no shape of at most FSDP_MAX_DIMS dims. */
+/* False: the text is not a shape of at most FSDP_MAX_DIMS dims. */
 static bool slices_shape(const char *text, size_t size, int64_t shape_out[FSDP_MAX_DIMS],
                          int *ndim_out)
 {
@@ -297,7 +297,7 @@ static fsdp_status read_metadata(const module_tree *tree, const fsdp_safetensors
     const fsdp_text_pair *shape = metadata_of(header, "unsharded_shape");
     const fsdp_text_pair *slices = metadata_of(header, "local_global_slices_pairs");
     if (shape && !slices_shape(shape->text, shape->text_size, part->shape, &part->ndim))
-        return fail_part(tree, part, "has an unsharded_shape that is no shape", err);
+        return fail_part(tree, part, "has an unsharded_shape that is not a shape", err);
     if (slices)
         fsdp_text_add(&part->slices, slices->text, slices->text_size);
     if (part->slices.failed)
@@ -321,7 +321,8 @@ static fsdp_status read_place(const module_tree *tree, const fsdp_safetensors *h
     if (part->slices.size > 0)
         return part->ndim == part->data->ndim
                    ? FSDP_OK
-                   : fail_part(tree, part, "has another number of dims than its parameter", err);
+                   : fail_part(tree, part, "has a different number of dims than its parameter",
+                               err);
     part->ndim = part->data->ndim;
     memcpy(part->shape, part->data->shape, (size_t)part->ndim * sizeof *part->shape);
     return FSDP_OK;
@@ -341,7 +342,7 @@ static fsdp_status find_tensor(module_tree *tree, const part_file *part, size_t 
             fsdp_source_tensor_at(tree->source, *number_out = (size_t)*known);
         if (tensor->dtype != shape.dtype || tensor->ndim != shape.ndim ||
             memcmp(tensor->shape, shape.shape, (size_t)shape.ndim * sizeof *shape.shape) != 0)
-            st = fail_part(tree, part, "has another shape or dtype than a part before it", err);
+            st = fail_part(tree, part, "has a different shape or dtype than an earlier part", err);
     } else if (st == FSDP_OK) {
         st = fsdp_source_add_tensor(tree->source, name.data, name.size, &shape, number_out, err);
         const char *kept = fsdp_arena_strndup(&tree->arena, name.data, name.size);

@@ -232,7 +232,7 @@ static fsdp_status make_header(const fsdp_packed *target, target_tensor *const *
             "'%s' would have a header of %zu bytes, and readers of safetensors take at "
             "most %d%s",
             target->path, text->size - LENGTH_BYTES, FSDP_SAFETENSORS_HEADER_MOST,
-            target->metadata.count > 0 ? ": --drop metadata makes it smaller" : "");
+            target->metadata.count > 0 ? ": use --drop metadata to make it smaller" : "");
     for (size_t i = 0, size = text->size - LENGTH_BYTES; i < LENGTH_BYTES; i++, size >>= 8)
         text->data[i] = (char)(size & 0xFF);
     return FSDP_OK;
@@ -267,8 +267,8 @@ static fsdp_status fail_tie(const fsdp_text_pair *pair, fsdp_error *err)
 {
     char key[160];
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' of the source's metadata would make a tied tensor of that name: "
-                     "--drop metadata:REGEX leaves it out",
+                     "'%s' of the source's metadata would make a tied tensor of that name; leave "
+                     "it out with --drop metadata:REGEX",
                      fsdp_printable(pair->key, pair->key_size, key, sizeof key));
 }
 

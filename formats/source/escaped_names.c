@@ -22,7 +22,7 @@ static fsdp_status read_pairs(fsdp_escaped_names *escaped_names, fsdp_json *json
         if (!more)
             return fsdp_json_finish(json, err);
         if (fsdp_name_table_find(&escaped_names->table, key, key_size))
-            return fsdp_json_fail(json, err, "the same name is here twice");
+            return fsdp_json_fail(json, err, "the name appears twice");
         const char *escaped = fsdp_arena_strndup(&escaped_names->arena, key, key_size);
         FSDP_TRY(fsdp_json_string(json, &name, &size, err));
         const char *kept = fsdp_arena_strndup(&escaped_names->arena, name, size);

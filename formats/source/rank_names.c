@@ -130,8 +130,7 @@ static fsdp_status check_pattern(const char *pattern, fsdp_error *err)
                          "at most once",
                          pattern);
     if (strstr(pattern, "{r}{W}") || strstr(pattern, "{W}{r}"))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': rank and world size are not told apart",
-                         pattern);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': no text separates {r} from {W}", pattern);
     return FSDP_OK;
 }
 

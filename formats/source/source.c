@@ -162,7 +162,7 @@ static fsdp_status count_bytes(fsdp_source *source, size_t bytes, fsdp_error *er
     if (source->name_bytes <= FSDP_SOURCE_NAMES)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_LIMIT,
-                     "'%s': its names have over %d MiB together, a long one before many others",
+                     "'%s': its names take over %d MiB, because many begin with a long one",
                      source->path, FSDP_SOURCE_NAMES >> 20);
 }
 
@@ -381,9 +381,10 @@ static fsdp_status check_reach(const fsdp_source *source, const fsdp_source_tens
                                       : source->files[chunk->file].info.size;
     int64_t element_size = (int64_t)fsdp_dtype_size(tensor->dtype);
     if (lowest < 0 || highest > size - element_size)
-        return fail_chunk(
-            source, tensor, chunk,
-            chunk->stream >= 0 ? "leads beyond the packed bytes" : "leads beyond the file", err);
+        return fail_chunk(source, tensor, chunk,
+                          chunk->stream >= 0 ? "extends past the end of the packed bytes"
+                                             : "extends past the end of the file",
+                          err);
     return FSDP_OK;
 }
 
@@ -393,7 +394,7 @@ static fsdp_status check_box(const fsdp_source *source, const fsdp_source_tensor
     for (int dim = 0; dim < tensor->ndim; dim++) {
         int64_t lo = chunk->lo[dim], len = chunk->len[dim];
         if (lo < 0 || len < 0 || lo > tensor->shape[dim] || len > tensor->shape[dim] - lo)
-            return fail_chunk(source, tensor, chunk, "does not lie in the tensor", err);
+            return fail_chunk(source, tensor, chunk, "is outside of the tensor", err);
     }
     return FSDP_OK;
 }
@@ -493,8 +494,8 @@ fsdp_status fsdp_source_add_crc(fsdp_source *source, const fsdp_source_crc *chec
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "a checksum in a file that was not added");
     const source_file *in = &source->files[check->file];
     if (offset < 0 || size < 0 || offset > in->info.size || size > in->info.size - offset)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': %s leads beyond the file", in->path,
-                         check->what);
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': %s extends past the end of the file",
+                         in->path, check->what);
     const char *name = fsdp_arena_strndup(&source->arena, check->what, strlen(check->what));
     if (!name || !fsdp_grow(&source->checks, &source->check_room, source->check_count + 1,
                             sizeof *source->checks))

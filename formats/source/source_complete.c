@@ -53,7 +53,7 @@ fsdp_status fsdp_source_add_missing(fsdp_source *source, const char *name, size_
         return keep(source, name, name_size, err);
     fsdp_printable(name, name_size, shown, sizeof shown);
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' is not whole: '%s' is not there%s%s%s, and --allow-missing does not "
+                     "'%s' is incomplete: '%s' is not there%s%s%s, and --allow-missing does not "
                      "match its name",
                      source->path, file ? file : shown, file ? ", which holds '" : "",
                      file ? shown : "", file ? "'" : "");
@@ -192,8 +192,9 @@ static fsdp_status choose_dim(const fsdp_source *source, const fsdp_source_tenso
     fsdp_free(room);
     char shown[FSDP_NAME_SHOWN];
     if (n > FEW_CHUNKS && fewest > MOST_PAIRS)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s': tensor '%s' lies in too many pieces (%zu)",
-                         source->path, fsdp_tensor_text(tensor, shown, sizeof shown), n);
+        return fsdp_fail(err, FSDP_ERR_LIMIT,
+                         "'%s': tensor '%s' is stored in too many pieces (%zu)", source->path,
+                         fsdp_tensor_text(tensor, shown, sizeof shown), n);
     return FSDP_OK;
 }
 
@@ -305,7 +306,7 @@ static fsdp_status fail_missing(const fsdp_source *source, const fsdp_source_ten
     }
     return fsdp_fail(
         err, FSDP_ERR_DAMAGED,
-        "'%s': %" PRId64 " of the %" PRId64 " elements of tensor '%s' are stored nowhere%s%s",
+        "'%s': %" PRId64 " of the %" PRId64 " elements of tensor '%s' are not stored%s%s",
         source->path, missing, count, fsdp_tensor_text(tensor, shown, sizeof shown), where,
         fsdp_source_tolerates(source) ? ", and --allow-missing does not match its name"
                                       : ": a file may be missing" FSDP_MISSING_HINT);

@@ -20,7 +20,7 @@ typedef struct fsdp_facts {
 } fsdp_facts;
 
 /* The end of a message about files that contradict one another. */
-#define FSDP_TWO_SAVES "; they are of different saves: put the files of one save together"
+#define FSDP_TWO_SAVES "; they are from different saves; put the files of one save together"
 
 /* True for the name of a number that all ranks have alike: a step anywhere ("state.w.step"), an iteration, an
  * epoch or a world size at the top. */

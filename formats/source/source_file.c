@@ -89,7 +89,7 @@ static fsdp_status check_folders(fsdp_io *io, size_t root_size, const char *path
         if (path[next] == '\0')
             return FSDP_OK;
         if (next >= sizeof text)
-            return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is too long a path", path);
+            return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s': the path is too long", path);
         snprintf(text, sizeof text, "%.*s", (int)next, path);
         FSDP_TRY(fsdp_io_check_link(io, text, err));
         end = next;
@@ -182,8 +182,8 @@ static fsdp_status open_beneath(fsdp_source *source, source_file *file, fsdp_err
     bool is_below = strncmp(file->path, source->path, root) == 0 && file->path[root] == '/';
     size_t name = strlen(source->path) + (source->path[root] == '\0');
     if (!is_below || name > strlen(file->path) || !is_clean(file->path + name))
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' is no clean name below '%s'", file->path,
-                         source->path);
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' is not a plain relative path below '%s'",
+                         file->path, source->path);
     if (source->io->trust & FSDP_TRUST_LINKS)
         return fsdp_io_open(source->io, file->path, FSDP_IO_READ, &file->file, err);
     FSDP_TRY(check_folders(source->io, name - 1, file->path, err));

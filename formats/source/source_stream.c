@@ -301,9 +301,9 @@ static fsdp_status check_end(fsdp_source *source, packed_stream *stream, fsdp_er
     size_t made;
     FSDP_TRY(decode_some(source, stream, &more, 1, &made, err));
     if (made > 0)
-        return fail_stream(source, stream, "hold more than they say", err);
+        return fail_stream(source, stream, "decode to more bytes than declared", err);
     if (stream->in_left > 0 || stream->fed < stream->where.stored)
-        return fail_stream(source, stream, "have something behind their end", err);
+        return fail_stream(source, stream, "have bytes after their end", err);
     if (stream->where.has_crc && stream->crc != stream->where.crc)
         return fail_stream(source, stream, "do not have the CRC-32 that was stored", err);
     return FSDP_OK;
@@ -322,7 +322,7 @@ static fsdp_status advance(fsdp_source *source, packed_stream *stream, fsdp_erro
     if (space > 0)
         FSDP_TRY(decode_some(source, stream, stream->ring + at, (size_t)space, &made, err));
     if (space > 0 && made == 0)
-        return fail_stream(source, stream, "hold less than they say", err);
+        return fail_stream(source, stream, "decode to fewer bytes than declared", err);
     if (stream->where.has_crc)
         stream->crc = fsdp_crc32(stream->crc, stream->ring + at, made);
     stream->decoded += (int64_t)made;
@@ -531,7 +531,7 @@ static bool is_bomb(const packed_stream *stream, int64_t size)
 static fsdp_status fail_bomb(const fsdp_source *source, const packed_stream *stream,
                              fsdp_error *err)
 {
-    fail_stream(source, stream, "stand for over 4 GiB and over 1,000 times what is stored", err);
+    fail_stream(source, stream, "decode to over 4 GiB and over 1,000 times their stored size", err);
     if (err)
         err->status = FSDP_ERR_REFUSED;
     return FSDP_ERR_REFUSED;
@@ -569,7 +569,7 @@ fsdp_status fsdp_source_add_stream(fsdp_source *source, const fsdp_source_stream
     int64_t size = source->files[where->file].info.size;
     if (where->offset < 0 || where->stored < 0 || where->offset > size ||
         where->stored > size - where->offset || where->size < -1)
-        return fail_stream(source, stream, "lead beyond the file", err);
+        return fail_stream(source, stream, "extend past the end of the file", err);
     if (is_bomb(stream, where->size))
         return fail_bomb(source, stream, err);
     pthread_mutex_init(&stream->lock, NULL);

@@ -1,6 +1,6 @@
 /*
  * The parts that all packed formats share: unique names, every element written exactly once,
- * checksums of pieces in any order combined into one, and no files left behind after a failure.
+ * checksums of pieces in any order combined into one, and no files left after a failure.
  */
 #include "formats/target/packed.h"
 #include "base/core/mem.h"
@@ -16,7 +16,7 @@
 
 /* --- names ------------------------------------------------------------------------------------ */
 
-/* False for a name that the file stores escaped, with the true one beside it. */
+/* False for a name that the file stores escaped, with the true one next to it. */
 static bool holds_name_as_is(const fsdp_packed_format *format, const char *name, size_t size)
 {
     return !format->holds_name || format->holds_name(name, size);
@@ -70,7 +70,7 @@ static fsdp_status take_name(fsdp_packed *target, const char **name, size_t size
     char shown[200];
     fsdp_printable(*name, size, shown, sizeof shown);
     if (fsdp_name_table_find(&target->names, *name, size))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the name '%s' is there twice", shown);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the name '%s' appears twice", shown);
     *name = fsdp_arena_strndup(&target->arena, *name, size);
     if (!*name || !fsdp_name_table_put(&target->names, *name, size, 0))
         return fsdp_fail_memory(err, target->path);
@@ -141,14 +141,14 @@ static fsdp_status packed_add_tie(fsdp_packed *target, const char *name, size_t 
     return FSDP_OK;
 }
 
-/* A text stored beside the tensors, if the format has room for one. */
+/* Sets a text that is stored next to the tensors, if the format can hold one. */
 static fsdp_status packed_set_copied(fsdp_packed *target, const char *text, fsdp_error *err)
 {
     target->copied = fsdp_arena_strndup(&target->arena, text, strlen(text));
     return target->copied ? FSDP_OK : fsdp_fail_memory(err, target->path);
 }
 
-/* Texts under keys stored beside the tensors, a JSON object, if the format has room for them. */
+/* Sets texts under keys that are stored next to the tensors, a JSON object, if the format can hold them. */
 static fsdp_status packed_set_metadata(fsdp_packed *target, const char *json, fsdp_error *err)
 {
     return fsdp_text_pairs_parse(&target->metadata, json, "metadata", err);
@@ -372,7 +372,7 @@ static fsdp_status check_complete(const fsdp_packed *target, fsdp_error *err)
         char shown[200];
         if (tensor->count > 0 &&
             (tensor->range_count != 1 || tensor->ranges[0].count != tensor->count))
-            return fsdp_fail(err, FSDP_ERR_INTERNAL, "tensor '%s' was not written whole",
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "tensor '%s' was not written completely",
                              fsdp_printable(tensor->what.name ? tensor->what.name : "",
                                             tensor->what.name_size, shown, sizeof shown));
     }

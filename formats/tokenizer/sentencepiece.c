@@ -127,7 +127,7 @@ static fsdp_status check_piece(const message *from, const field *of, const fsdp_
     if (piece->size == 0)
         return fail_at(from, of->at, "a piece has no text", err);
     if (!fsdp_utf8_valid(piece->text, piece->size))
-        return fail_at(from, of->at, "the text of a piece is no UTF-8", err);
+        return fail_at(from, of->at, "the text of a piece is not UTF-8", err);
     if (!isfinite(piece->score))
         return fail_at(from, of->at, "the score of a piece is not finite", err);
     return type >= FSDP_PIECE_NORMAL && type <= FSDP_PIECE_BYTE

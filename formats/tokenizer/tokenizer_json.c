@@ -135,11 +135,10 @@ fsdp_status fsdp_tokenizer_refuse(const fsdp_json *json, const char *what, const
                                   fsdp_error *err)
 {
     char shown[200];
-    return fsdp_fail(
-        err, FSDP_ERR_USAGE,
-        "'%s': the %s '%s' is not supported; supported is byte-level BPE as GPT-2, Llama 3 "
-        "and Qwen2 have it",
-        json->name, what, fsdp_printable(name, strlen(name), shown, sizeof shown));
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s': the %s '%s' is not supported; only byte-level BPE is, as GPT-2, Llama "
+                     "3 and Qwen2 use it",
+                     json->name, what, fsdp_printable(name, strlen(name), shown, sizeof shown));
 }
 
 /* --- items of a list -------------------------------------------------------------------------- */

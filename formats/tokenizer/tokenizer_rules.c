@@ -134,7 +134,7 @@ static fsdp_status add_step(rules_reader *reader, const fsdp_json *json, fsdp_sp
                             fsdp_error *err)
 {
     if (reader->has_byte_level)
-        return fsdp_tokenizer_refuse(json, "pre-tokenizer", "a step behind ByteLevel", err);
+        return fsdp_tokenizer_refuse(json, "pre-tokenizer", "a step after ByteLevel", err);
     if (reader->rules->step_count == FSDP_SPLIT_STEPS)
         return fsdp_tokenizer_refuse(json, "pre-tokenizer", "more than 8 steps", err);
     reader->rules->steps[reader->rules->step_count++] = step;
@@ -272,7 +272,7 @@ static fsdp_status take_piece_named(template_reader *reader, const fsdp_json *js
     if (!is_text)
         return take_special(reader, json, name, err);
     if (strcmp(name, "A") != 0 || reader->texts++ > 0)
-        return fsdp_tokenizer_refuse(json, "template with", "another text than one A", err);
+        return fsdp_tokenizer_refuse(json, "template with", "a text other than one A", err);
     return FSDP_OK;
 }
 

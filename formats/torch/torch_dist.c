@@ -45,8 +45,8 @@ fsdp_status torch_dist_check_partial(const torch_archive *archive, const char *n
         if (strstr(torch_class_name(archive, torch_element(archive, placements, i)), "Partial"))
             return fsdp_fail(
                 err, FSDP_ERR_REFUSED,
-                "%s: tensor '%s' is Partial: its pieces are terms of a sum that was "
-                "never taken; redistribute it to Shard or Replicate before it is saved",
+                "%s: tensor '%s' is Partial: its pieces are terms of a sum that was not computed; "
+                "redistribute it to Shard or Replicate before it is saved",
                 archive->where, fsdp_printable(name, name_size, shown, sizeof shown));
     }
     return FSDP_OK;

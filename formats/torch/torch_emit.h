@@ -34,7 +34,7 @@ FSDP_CHECKED fsdp_status torch_place_archive(fsdp_zip_record *records, size_t st
                                              const fsdp_text *pickle, int64_t *size_out, fsdp_error *err);
 /* Adds the archive up to the header of the first storage. */
 void torch_emit_leading(fsdp_text *text, const fsdp_zip_record *records, const fsdp_text *pickle);
-/* Adds the records behind the last storage's trailer; checksums must be known. */
+/* Adds the records after the last storage's trailer; checksums must be known. */
 void torch_emit_closing(fsdp_text *text, fsdp_zip_record *records, size_t storages);
 
 /* Appends a whole archive that holds a value without tensors. */
@@ -57,7 +57,7 @@ typedef struct torch_piece {
     size_t size;
     int64_t offset;            /* in the file */
     fsdp_text before;          /* records in front of the storage, with its first piece */
-    fsdp_text behind;          /* records behind the storage, with the piece that completes it */
+    fsdp_text behind;          /* records after the storage, with the piece that completes it */
     int64_t end;               /* end of the storage in the file */
 } torch_piece;
 

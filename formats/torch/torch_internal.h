@@ -186,7 +186,7 @@ fsdp_status torch_same_elements(fsdp_source *source, const torch_tensor *a, cons
 /* fsdp_shape_check for a shape from a file: FSDP_ERR_DAMAGED. */
 fsdp_status torch_check_shape(const torch_archive *archive, int ndim, const int64_t *shape, fsdp_dtype dtype,
                               fsdp_error *err);
-/* Reads a tuple, list or torch.Size of ints. FSDP_ERR_DAMAGED "... NAME is no list of numbers" */
+/* Reads a tuple, list or torch.Size of ints. FSDP_ERR_DAMAGED "... NAME is not a list of numbers" */
 fsdp_status torch_read_sizes(const torch_archive *archive, fsdp_node node, const char *what, int *count_out,
                              int64_t *sizes_out, fsdp_error *err);
 

@@ -513,7 +513,7 @@ static fsdp_status count_name(walk *at)
     if (at->name_bytes <= FSDP_SOURCE_NAMES)
         return FSDP_OK;
     return fsdp_fail(at->err, FSDP_ERR_LIMIT,
-                     "%s: its names have over %d MiB together, a long one before many others",
+                     "%s: its names take over %d MiB, because many begin with a long one",
                      at->archive->where, FSDP_SOURCE_NAMES >> 20);
 }
 

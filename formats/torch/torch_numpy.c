@@ -225,7 +225,7 @@ static fsdp_status place_bytes(const torch_archive *archive, torch_tensor *tenso
         wanted *= tensor->shape[dim];
     if ((uint64_t)wanted != size)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "%s: an array has %zu bytes, its shape asks for %lld", archive->where,
+                         "%s: an array has %zu bytes, but its shape needs %lld", archive->where,
                          size, (long long)wanted);
     if (!is_in_file)
         return decode(tensor, data, size, err);

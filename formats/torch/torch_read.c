@@ -245,7 +245,7 @@ static fsdp_status place_storage(void *context, const torch_storage_id *id, torc
     if (!found || found->elements < 0)
         return damaged(file, "a storage is not in the file", err);
     if (id->element_size > 0 && found->elements != id->elements)
-        return damaged(file, "a storage has another size than the object says", err);
+        return damaged(file, "a storage has a different size than the object says", err);
     storage->file = file->opening->file;
     storage->offset = found->offset;
     storage->size = found->elements * (int64_t)found->element_size;
@@ -589,7 +589,7 @@ static fsdp_status read_mapping(fsdp_json *json, weight_map *map, const char *ke
     item->name = fsdp_arena_strndup(&map->arena, key, size);
     item->name_size = size;
     if (fsdp_json_peek(json) != FSDP_JSON_STRING)
-        return fsdp_json_fail(json, err, "a file name is no string");
+        return fsdp_json_fail(json, err, "a file name is not a string");
     const char *file;
     FSDP_TRY(fsdp_json_string(json, &file, &item->file_size, err));
     item->file = fsdp_arena_strndup(&map->arena, file, item->file_size);
@@ -605,7 +605,7 @@ static fsdp_status read_map(fsdp_json *json, weight_map *map, fsdp_error *err)
     size_t size;
     bool more;
     if (map->was_read || fsdp_json_peek(json) != FSDP_JSON_OBJECT)
-        return fsdp_json_fail(json, err, "weight_map is no object, or is there twice");
+        return fsdp_json_fail(json, err, "weight_map is not an object, or appears twice");
     map->was_read = true;
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (;;) {
@@ -622,7 +622,7 @@ static fsdp_status parse_index(fsdp_json *json, weight_map *map, fsdp_error *err
     size_t size;
     bool more;
     if (fsdp_json_peek(json) != FSDP_JSON_OBJECT)
-        return fsdp_json_fail(json, err, "the index is no object");
+        return fsdp_json_fail(json, err, "the index is not an object");
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (;;) {
         FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
@@ -633,12 +633,12 @@ static fsdp_status parse_index(fsdp_json *json, weight_map *map, fsdp_error *err
     }
     FSDP_TRY(fsdp_json_finish(json, err));
     if (!map->was_read)
-        return fsdp_json_fail(json, err, "there is no weight_map");
+        return fsdp_json_fail(json, err, "weight_map is missing");
     if (map->count > 0)
         qsort(map->items, map->count, sizeof *map->items, by_name);
     for (size_t i = 1; i < map->count; i++)
         if (by_name(&map->items[i - 1], &map->items[i]) == 0)
-            return fsdp_json_fail(json, err, "a name is there twice");
+            return fsdp_json_fail(json, err, "a name appears twice");
     return FSDP_OK;
 }
 
@@ -654,7 +654,7 @@ static fsdp_status read_index(const fsdp_probe *probe, weight_map *map, fsdp_err
     if (st == FSDP_OK && file->ops->size(file, &bytes) < 0)
         st = fsdp_fail(err, FSDP_ERR_IO, "cannot get the size of '%s'", path);
     if (st == FSDP_OK && bytes > INDEX_LIMIT)
-        st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is larger than an index can be", path);
+        st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is too large for an index", path);
     size = (size_t)bytes;
     if (st == FSDP_OK && !(text = fsdp_alloc(size + 1, 1)))
         st = fsdp_fail_memory(err, path);
@@ -687,7 +687,7 @@ static fsdp_status check_names(fsdp_source *source, const weight_map *map, const
         if (by_file(&map->items[i], file) == 0 && !found[i]) {
             char shown[200];
             return fsdp_fail(
-                err, FSDP_ERR_DAMAGED, "'%s/%s' does not hold '%s', which the index says it does",
+                err, FSDP_ERR_DAMAGED, "'%s/%s' does not hold '%s', although the index says so",
                 fsdp_source_path(source), file->file,
                 fsdp_printable(map->items[i].name, map->items[i].name_size, shown, sizeof shown));
         }
@@ -700,10 +700,10 @@ static bool is_lost(fsdp_status *st, const char *path, const fsdp_source *source
         return false;
     if (fsdp_source_tolerates(source))
         return true;
-    *st = fsdp_fail(err, FSDP_ERR_DAMAGED,
-                    "'%s' is not there, and the index says that it belongs to the "
-                    "checkpoint" FSDP_MISSING_HINT,
-                    path);
+    *st = fsdp_fail(
+        err, FSDP_ERR_DAMAGED,
+        "'%s' is missing, but the index says that it belongs to the checkpoint" FSDP_MISSING_HINT,
+        path);
     return false;
 }
 
@@ -723,7 +723,7 @@ static fsdp_status add_indexed(torch_state *state, const weight_map *map, const 
     int number = -1;
     fsdp_source *source = state->source;
     if (strlen(file->file) != file->file_size || file->file_size == 0)
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "the index of '%s' gives a file no name",
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "the index of '%s' has a file without a name",
                          fsdp_source_path(source));
     char *path = fsdp_path_join(fsdp_source_path(source), file->file);
     if (!path)

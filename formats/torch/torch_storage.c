@@ -45,13 +45,13 @@ fsdp_status torch_read_storage_id(const torch_archive *archive, fsdp_node persis
         (torch_storage_id){.node = persistent, .storage = {.file = -1, .stream = FSDP_NO_STREAM}};
     fsdp_node kind = fsdp_pickle_element(pickle, parts, 0);
     if (fsdp_pickle_at(pickle, parts)->kind != FSDP_NODE_TUPLE)
-        return bad_id(archive, "is no tuple", err);
+        return bad_id(archive, "is not a tuple", err);
     if (!fsdp_pickle_is_text(pickle, kind, "storage"))
         return bad_id(archive, "is not of a storage", err);
     FSDP_TRY(read_class(archive, fsdp_pickle_element(pickle, parts, 1), id_out, err));
     const fsdp_pickle_node *key = fsdp_pickle_at(pickle, fsdp_pickle_element(pickle, parts, 2));
     if (key->kind != FSDP_NODE_STR || !key_is_clean(key->as.text, key->count))
-        return bad_id(archive, "has a storage key that is no plain name", err);
+        return bad_id(archive, "has a storage key that is not a plain name", err);
     id_out->key = key->as.text;
     id_out->key_size = key->count;
     fsdp_node location = fsdp_pickle_element(pickle, parts, 3);

@@ -95,7 +95,7 @@ fsdp_status torch_read_sizes(const torch_archive *archive, fsdp_node node, const
         list = torch_node(archive, node);
     }
     if (list->kind != FSDP_NODE_TUPLE && list->kind != FSDP_NODE_LIST)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: the %s of a tensor are no list",
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: the %s of a tensor are not a list",
                          archive->where, what);
     if (list->count > FSDP_MAX_DIMS)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: a tensor has %u dimensions, at most %d are read",
@@ -103,7 +103,7 @@ fsdp_status torch_read_sizes(const torch_archive *archive, fsdp_node node, const
     for (uint32_t i = 0; i < list->count; i++)
         if (!fsdp_pickle_int(&archive->pickle, list->as.items[i], &sizes_out[i]) ||
             sizes_out[i] < 0)
-            return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: the %s of a tensor are no counts",
+            return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: the %s of a tensor are not counts",
                              archive->where, what);
     *count_out = (int)list->count;
     return FSDP_OK;
@@ -211,7 +211,7 @@ static fsdp_status read_strides(const torch_archive *archive, fsdp_node node, to
     int64_t element = (int64_t)fsdp_dtype_size(tensor->dtype);
     FSDP_TRY(torch_read_sizes(archive, node, "strides", &count, tensor->strides, err));
     if (count != tensor->ndim)
-        return bad_tensor(archive, "has another number of strides than of sizes", err);
+        return bad_tensor(archive, "has different numbers of strides and sizes", err);
     for (int dim = 0; dim < count; dim++)
         if (fsdp_mul_overflow(tensor->strides[dim], element, &tensor->strides[dim])) {
             if (tensor->shape[dim] > 1)

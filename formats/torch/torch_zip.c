@@ -63,7 +63,7 @@ static fsdp_status find_root(torch_zip *zip, fsdp_error *err)
         if (entry->name_size < zip->root_size ||
             memcmp(entry->name, zip->root, zip->root_size) != 0)
             return fsdp_fail(err, FSDP_ERR_REFUSED,
-                             "%s: the zip archive has records below two roots",
+                             "%s: the zip archive has records in two root folders",
                              zip->archive->where);
     }
     if (find_record(zip, "constants.pkl"))
@@ -108,7 +108,7 @@ static fsdp_status check_version(torch_zip *zip, fsdp_error *err)
     bool is_number = version > 0 && end + strspn(end, "\r\n") == text + entry->size;
     fsdp_free(text);
     if (!is_number)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: its version '%s' is no number",
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: its version '%s' is not a number",
                          zip->archive->where, shown);
     if (version > NEWEST)
         return fsdp_fail(
@@ -142,7 +142,7 @@ static fsdp_status read_pickle(torch_zip *zip, fsdp_error *err)
     if (!entry)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
                          "%s: the zip archive has no data.pkl: if it is a packed directory, unpack "
-                         "it first with unzip %s, and name what is in it",
+                         "it first with unzip %s, and name the unpacked files",
                          archive->where, archive->where);
     FSDP_TRY(fsdp_zip_read(zip->zip, entry, PICKLE_LIMIT, &archive->data, err));
     archive->data_offset = zip->reader.stream >= 0 ? -1 : entry->offset;
@@ -168,9 +168,10 @@ static fsdp_status place_storage(void *context, const torch_storage_id *id, torc
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: there is no record 'data/%s'",
                          zip->archive->where, shown);
     if (id->element_size > 0 && entry->size != storage->size)
-        return fsdp_fail(
-            err, FSDP_ERR_DAMAGED, "%s: record 'data/%s' has %lld bytes, the pickle speaks of %lld",
-            zip->archive->where, shown, (long long)entry->size, (long long)storage->size);
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "%s: record 'data/%s' has %lld bytes, but the pickle declares %lld",
+                         zip->archive->where, shown, (long long)entry->size,
+                         (long long)storage->size);
     storage->file = zip->reader.file;
     storage->stream = zip->reader.stream;
     storage->size = entry->size;

@@ -115,7 +115,7 @@ struct fsdp_zip {
     int64_t directory, directory_size, end; /* end: where the directory must end */
     uint64_t count_told;
     char *names;
-    fsdp_text decoded; /* names that were no UTF-8 */
+    fsdp_text decoded; /* names that were not UTF-8 */
     central *entries;
     size_t count;
     central **sorted; /* by name */
@@ -268,7 +268,7 @@ static fsdp_status read_end(fsdp_zip *zip, int64_t place, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Refuses a second end record behind the first one or in the directory: another reader could
+/* Refuses a second end record after the first one or in the directory: another reader could
  * take that one. */
 static fsdp_status check_one_end(const fsdp_zip *zip, const uint8_t *data, size_t size, size_t own,
                                  fsdp_error *err)
@@ -405,7 +405,7 @@ static fsdp_status check_name(const fsdp_zip *zip, const central *item, fsdp_err
     return FSDP_OK;
 }
 
-/* Some readers take a name in UTF-8 from an extra field, behind a version and a checksum. */
+/* Some readers take a name in UTF-8 from an extra field, after a version and a checksum. */
 static fsdp_status check_unicode_path(const fsdp_zip *zip, const central *item,
                                       const uint8_t *extra, size_t extra_size, fsdp_error *err)
 {
@@ -450,7 +450,7 @@ static fsdp_status read_central(fsdp_zip *zip, const uint8_t *data, size_t rest,
     return check_name(zip, item, err);
 }
 
-/* data: the directory, and behind it the end records. */
+/* data: the directory, and after it the end records. */
 static fsdp_status read_entries(fsdp_zip *zip, const uint8_t *data, fsdp_error *err)
 {
     size_t size = (size_t)zip->directory_size, count = (size_t)zip->count_told;
@@ -488,7 +488,7 @@ static fsdp_status read_directory(fsdp_zip *zip, int64_t end, fsdp_error *err)
 
 /* --- local headers ------------------------------------------------------------------------------ */
 
-/* A local header repeats the size, or has 0 and a data descriptor behind the data. */
+/* A local header repeats the size, or has 0 and a data descriptor after the data. */
 static bool size_agrees(uint64_t local, uint64_t central_size, bool has_descriptor)
 {
     return local == central_size || (has_descriptor && (local == 0 || local == saturated));
@@ -568,7 +568,7 @@ static int compare_entries(const void *a, const void *b)
                          (*right)->entry.name_size);
 }
 
-/* Reads the local headers in file order, so that each one lies behind the one before it. */
+/* Reads the local headers in file order, so that each one lies after the one before it. */
 static fsdp_status read_locals(fsdp_zip *zip, fsdp_error *err)
 {
     zip->sorted = fsdp_alloc(zip->count, sizeof(central *));
@@ -633,7 +633,7 @@ static void drop_folders(fsdp_zip *zip)
     qsort(zip->sorted, kept, sizeof(central *), compare_entries);
 }
 
-/* PyTorch can switch checksums off, and then writes zeros for all entries. A 0 beside other numbers is the
+/* PyTorch can switch checksums off, and then writes zeros for all entries. A 0 among other numbers is the
  * checksum of its bytes. NumPy never switches them off: in an npz every 0 is a checksum. */
 static void find_checksums(fsdp_zip *zip)
 {

@@ -41,7 +41,7 @@ enum {
 };
 
 typedef struct fsdp_zip_entry {
-    const char *name;          /* zero-terminated behind its end */
+    const char *name;          /* zero-terminated after its end */
     size_t name_size;
     bool is_deflated;          /* false: stored */
     bool has_crc;              /* false: the writer computed none for any entry of the archive */

@@ -74,13 +74,13 @@ static fsdp_status inflate_all(inflation *state, uint8_t *data, uint8_t *scratch
         size_t room = rest > 0 && rest < PIECE_BYTES ? (size_t)rest : PIECE_BYTES, size = 0;
         FSDP_TRY(inflate_piece(state, out, room, &size, &ended, err));
         if ((int64_t)size > rest)
-            return fail_entry(state->zip, state->entry, "is longer than it says", err);
+            return fail_entry(state->zip, state->entry, "is longer than declared", err);
         *crc = fsdp_crc32(*crc, out, size);
         state->given += (int64_t)size;
     }
     if (state->given != state->entry->size || state->taken != state->entry->stored ||
         state->stream.avail_in > 0)
-        return fail_entry(state->zip, state->entry, "has another size than it says", err);
+        return fail_entry(state->zip, state->entry, "has a different size than declared", err);
     return FSDP_OK;
 }
 

@@ -125,7 +125,7 @@ def convert(what, change, words, case="dtypes-w1", name="__0_0.distcp", options=
 
 convert("nothing", lambda data: None, "")
 convert("a flipped bit", flip_element, "do not have the checksum of their item")
-convert("another dtype", change_dtype, "is not the tensor that the metadata speaks of")
+convert("another dtype", change_dtype, "is not the tensor that the metadata describes")
 ranks = {"case": "rank-metadata-w2", "name": "__1_0.distcp"}
 convert("ranks", lambda data: None, "", **ranks)
 convert("another replica", flip_replica, "/__1_0.distcp' have different values of 'plain2'", **ranks)
@@ -133,7 +133,7 @@ convert("another kind", change_kind, "/__1_0.distcp' have different values of 'p
 convert("another step", change_step, "says that meta.step is ", **ranks)
 
 # Two saves in one directory, of which the second was cut short.
-saves = "; they are of different saves"
+saves = "; they are from different saves"
 for case, file in (("hsdp-2x2", "__3_0.distcp"), ("resharded", "__1_0.distcp")):
     all_steps = {"case": case, "name": file, "change": lambda data: change_steps(data, slice(None))}
     convert(f"steps of two saves, {case}", words=f"/{file}' at least 9{saves}", **all_steps)
@@ -144,8 +144,8 @@ convert("parameters of which one was frozen", lambda data: change_steps(data, sl
 convert("a longer file", lambda data: data.extend(data[-100:]), saves)
 convert("a longer file that is meant", lambda data: data.extend(data[-100:]), "", options=["--from", "dcp"])
 for what, beside, words, case in (
-    ("metadata that was not finished", ".metadata.tmp", "a save over it was cut short", {}),
-    ("a rank's", "__1.metadata.tmp", "holds '__1.metadata.tmp' beside '__1.metadata'", ranks),
+    ("metadata that was not finished", ".metadata.tmp", "a save over it was interrupted", {}),
+    ("a rank's", "__1.metadata.tmp", "holds '__1.metadata.tmp' next to '__1.metadata'", ranks),
     ("a file of another program", "notes.metadata.tmp", "", {}),
 ):
     convert(what, lambda data: None, words, beside=beside, **case)

@@ -139,7 +139,7 @@ def check_universal_refused(folder):
     source = GOLDEN / "zero2-w2-nofrozen" / "data"
     cases = {("--only", "model"): "has no optimizer state",
              ("--rename", "s/^gain$/a\\/b/"): "'a/b': DeepSpeed needs a folder of its name",
-             ("--rename", "s/^gain$/g/"): "it is no optim.state.NAME.KEY of a weight NAME",
+             ("--rename", "s/^gain$/g/"): "it is not the optim.state.NAME.KEY of a weight NAME",
              ("--rename", "s/state.gain.exp_avg$/state.gain.fp32/"): "DeepSpeed needs a file of its key",
              ("--rename", "s/^global_steps$/module/"): "'module': DeepSpeed has a member of that name"}
     for number, (options, why) in enumerate(cases.items()):
@@ -438,7 +438,7 @@ def in_files(others):
 
 def contradictions():
     """Files of two saves in one tag, as a save leaves them that was cut short: as refusals()."""
-    ranks, steps = [made.optim_name(rank) for rank in range(2)], "says 5; they are of different saves"
+    ranks, steps = [made.optim_name(rank) for rank in range(2)], "says 5; they are from different saves"
     models = [made.model_name(rank, 3) for rank in range(2)]
     for stage in (1, 2, 3):
         yield f"a rank of another step, {stage}", of_step(stage, 5, ranks[1]), DAMAGED, steps
@@ -477,7 +477,7 @@ def contradictions():
     yield "one expert twice", in_files(both), DAMAGED, "both have '3.w'"
     weight = made.tensor([9.0] * 5, (5,), "e")
     turned = with_model(2, module={"w": made.tensor(made.numbers_of("w"), (5, 3), "e")})
-    yield "a weight of turned shape", turned, DAMAGED, "shape in param_shapes; they are of"
+    yield "a weight of turned shape", turned, DAMAGED, "shape in param_shapes; they are from"
     yield "a weight of another shape", with_model(2, module={"w": weight}), DAMAGED, "shape in param_shapes"
 
 
@@ -575,7 +575,7 @@ def refusals():
     yield "no ranks are counted", counting(2, [0]), DAMAGED, "partition_count"
     yield "ranks are no number", counting(3, "2"), DAMAGED, "partition_count"
     yield "half of the ranks, no experts", counting(2, [1]), REFUSED, "partition_count"
-    yield "a longer parameter", other_shapes(w=(3, 50)), DAMAGED, "end in parameter 'w'"
+    yield "a longer parameter", other_shapes(w=(3, 50)), DAMAGED, "end inside parameter 'w'"
     yield "a shorter parameter", other_shapes(w=(1, 1)), DAMAGED, "more than the parameters"
     yield "a shape that overflows", other_shapes(w=(1 << 40, 1 << 40)), DAMAGED, "mp_rank_00"
     yield "a negative shape", other_shapes(w=(-3, 5)), DAMAGED, "sizes"
@@ -584,13 +584,13 @@ def refusals():
     yield "another number of groups", with_model(2, param_shapes=[made.SHAPES, {}]), DAMAGED, "groups"
     yield "a master that is no tensor", mastering([5]), DAMAGED, "master"
     yield "a master that is not flat", mastering([made.tensor([0.0] * 10, (2, 5))]), DAMAGED, "flat"
-    yield "a short master", mastering([made.tensor([0.0] * 3)]), DAMAGED, "end in parameter"
+    yield "a short master", mastering([made.tensor([0.0] * 3)]), DAMAGED, "end inside parameter"
     yield "no master", mastering([]), DAMAGED, "state of no group"
     yield "a master of another dtype", mastering([made.tensor([0.0] * 10, None, "e")]), DAMAGED, "dtype"
-    yield "a short master of stage 3", mastering([made.tensor([0.0] * 3)], 3), DAMAGED, "end in parameter"
+    yield "a short master of stage 3", mastering([made.tensor([0.0] * 3)], 3), DAMAGED, "end inside parameter"
     yield "gaps of another group", with_gaps([[0]]), DAMAGED, "param_alignment_paddings"
     yield "negative gaps", with_gaps([[-1] * 4]), DAMAGED, "param_alignment_paddings"
-    yield "large gaps", with_gaps([[1 << 62] * 4]), DAMAGED, "end in parameter"
+    yield "large gaps", with_gaps([[1 << 62] * 4]), DAMAGED, "end inside parameter"
     yield "a state of no group", with_states({9: {}}), DAMAGED, "state"
     many = {f"moment{i}": made.tensor([0.0] * 10) for i in range(9)}
     yield "too many moments", with_states({0: many}), LIMIT, "moments"

@@ -130,9 +130,9 @@ def refused(folder):
             struct.pack("<IIQ", 0, 0, 0), struct.pack("<IIQ", 0, 8, 0)), "multiple"),
         "a key twice": (gguf([ARCHITECTURE, ARCHITECTURE], good), "twice"),
         "a row of one block and a number": (gguf([ARCHITECTURE], [("w", "q8_0", (32,))]).replace(
-            struct.pack("<IQI", 1, 32, 8), struct.pack("<IQI", 1, 33, 8)), "no multiple of 32 values"),
+            struct.pack("<IQI", 1, 32, 8), struct.pack("<IQI", 1, 33, 8)), "not a multiple of 32 values"),
         "an offset between two places": (gguf([ARCHITECTURE], good).replace(
-            struct.pack("<IQIQ", 1, 4, 0, 0), struct.pack("<IQIQ", 1, 4, 0, 2)), "no multiple of 32"),
+            struct.pack("<IQIQ", 1, 4, 0, 0), struct.pack("<IQIQ", 1, 4, 0, 2)), "not a multiple of 32"),
         "version 4": (gguf(PAIRS, good, version=4), "version 4; 2 and 3 are known"),
         "version 1": (gguf(PAIRS, good, version=1), "version 1; 2 and 3 are known"),
         "a key that is a tensor": (gguf([ARCHITECTURE, ("w", U8, 1)], good), "twice"),

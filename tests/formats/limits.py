@@ -135,7 +135,7 @@ def long_names(folder):
     for path in (source, folder / "ranks" / "model_rank_{r}.pt"):
         ran = run("fsdp-ls", path)
         check(ran.returncode == LIMIT, f"{path.name}: {ran.returncode} {ran.stderr[:200]}")
-        check("names have over 256 MiB together" in ran.stderr, f"{path.name}: {ran.stderr[:200]}")
+        check("names take over 256 MiB" in ran.stderr, f"{path.name}: {ran.stderr[:200]}")
 
 
 def many_attributes(folder):
@@ -193,7 +193,7 @@ def records(folder):
     for version in ("1\n", "10\n", "10"):
         expect(0, f"version {version!r}", "", version=version)
     for version in ("", "0\n", "-3\n", "three\n", "3 4\n", "3\0"):
-        expect(DAMAGED, f"version {version!r}", "is no number", version=version)
+        expect(DAMAGED, f"version {version!r}", "is not a number", version=version)
     for version in ("11\n", "9" * 60):
         expect(UNKNOWN, f"version {version!r}", "a newer fsdp may read it", version=version)
 

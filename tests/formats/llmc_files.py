@@ -97,7 +97,7 @@ def not_written(folder):
         "another name": (["--rename", "s/^lnfb$/final/"], "no tensor 'final'"),
         "a missing number": (["--exclude", "^channels$"], "need the value 'channels'"),
         "biases of another size": ([word for rule in ("s/^qkvb$/x/", "s/^fcb$/qkvb/", "s/^x$/fcb/")
-                                    for word in ("--rename", rule)], "'qkvb' has not the shape"),
+                                    for word in ("--rename", rule)], "'qkvb' does not have the shape"),
         "two dtypes": (["--dtype-for", "^wpe$=bf16"], "wpe"),
     }
     for what, (options, said) in cases.items():

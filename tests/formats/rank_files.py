@@ -244,16 +244,17 @@ def placements():
     fails("no dim", DAMAGED, "cuts dim", one((new(Shard),)))
     fails("too many placements", DAMAGED, "one placement per", one((new(Replicate),) * 2))
     fails("an unknown placement", REFUSED, "not known", one((new(Mesh),)))
-    fails("another shape", DAMAGED, "another shape", one((new(Shard, dim=0),)))
+    fails("another shape", DAMAGED, "whose shape is not the one", one((new(Shard, dim=0),)))
     fails("no split factor", DAMAGED, "split factor", one((new(Strided, dim=0),)))
     fails("a split factor of 0", DAMAGED, "split factor", one((new(Strided, dim=0, split_factor=0),)))
-    fails("a huge split factor", DAMAGED, "another shape", one((new(Strided, dim=0, split_factor=1 << 62),)))
+    fails("a huge split factor", DAMAGED, "whose shape is not the one",
+          one((new(Strided, dim=0, split_factor=1 << 62),)))
     nothing = (new(Order, (0, (0,))),)
     fails("an order of nothing", DAMAGED, "shard order", one((new(Replicate),), shard_order=nothing))
     fails("an order without all", DAMAGED, "leaves out", one((new(Shard, dim=0),), shard_order=()))
     split = (new(Strided, dim=0, split_factor=1 << 39),)
     many = dtensor((1 << 40,), mesh, split, tensor([0.0], (1 << 39,), strides=(0,)))
-    fails("many runs", DAMAGED, "another shape", [{"x": many}, {"x": many}])
+    fails("many runs", DAMAGED, "whose shape is not the one", [{"x": many}, {"x": many}])
 
     square = [[0, 1], [2, 3]]
     for first in (0, 1):  # the mesh dim that cuts first
@@ -376,7 +377,7 @@ def plain():
 
 def contradictions():
     """Files of two saves: what all ranks say, and parts that several of them hold, must be the same."""
-    saves = "says 7; they are of different saves"
+    saves = "says 7; they are from different saves"
     for name in ("step", "iteration", "epoch", "global_step", "world_size"):
         fails(f"another {name}", DAMAGED, f"says that {name} is 5, and", [{name: 5}, {name: 7}])
     fails("another step below", DAMAGED, saves, [{"state": {"step": n}} for n in (5, 5, 7)])
@@ -458,9 +459,9 @@ def flats():
     halves = [(0, 4), (4, 3)]
     fails("flat, too much", DAMAGED, "do not fill", flat([good[0], good[0]], 7, halves))
     fails("flat, other ranges", DAMAGED, "do not fill", flat([[(*a, (0, 2))], good[1]], 7, halves))
-    fails("flat, a range outside", DAMAGED, "fit itself", flat([[(*a, (0, 4))], good[1]], 7, halves))
+    fails("flat, a range outside", DAMAGED, "contradicts itself", flat([[(*a, (0, 4))], good[1]], 7, halves))
     other = ("a", (2, 2), (2, 1), True, 5, (0, 3))
-    fails("flat, another count", DAMAGED, "fit itself", flat([[other], good[1]], 7, halves))
+    fails("flat, another count", DAMAGED, "contradicts itself", flat([[other], good[1]], 7, halves))
     huge = ("a", (1 << 31, 1 << 31), (1, 1), True, 1 << 62, (0, (1 << 62) - 1))
     fails("flat, huge", DAMAGED, "", flat([[huge], [(*b, (0, 2))]], 7, [(0, 4), (4, 3)]))
 
@@ -600,7 +601,7 @@ def likes():
         problems.append("a tied name of which the first rank has no element")
     alone = pieces(numbers, 5)
     alone[4]["alone.ones"] = tensor([1.0])
-    joins_not("a piece of a rank without a part", DAMAGED, "a rank has a piece of 'alone.ones' and no part",
+    joins_not("a piece of a rank without a part", DAMAGED, "a rank has a piece of 'alone.ones' but no part",
               alone, shapes)
     joins_not("no shapes", USAGE, "--like MODEL", pieces(numbers), None,
               without=("given together", "leave out with"))

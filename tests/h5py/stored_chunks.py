@@ -145,7 +145,7 @@ def read_lies_without_filters(folder):
 def read_lies_about_length(folder):
     """A chunk of no bytes, and one longer than the file."""
     path = folder / "length.h5"
-    for length, said in ((0, "it has no bytes"), (1 << 31, "more than the file")):
+    for length, said in ((0, "it has no bytes"), (1 << 31, "exceeds that of the file")):
         with_chunk(path, scaled(5, COUNT * 5 // 8 + 1), dtype="i4", scaleoffset=5)
         data = bytearray(path.read_bytes())
         at = data.find(struct.pack("<IIQQ", 21 + COUNT * 5 // 8 + 1, 0, 0, 0))

@@ -231,7 +231,7 @@ Test(universal_write, a_state_that_deepspeed_cannot_hold_is_refused)
     entries[W].name_size = 2;
     expect_refused("a folder of its name");
     entries[RATE] = value("optim.param_groups.w.lr", &rate);
-    expect_refused("no list of groups");
+    expect_refused("not a list of groups");
     entries[MOMENT].is_optim = entries[STEP].is_optim = false;
     expect_refused("no optimizer state");
 }

@@ -192,7 +192,7 @@ Test(hdf5_session, nonsense_is_refused)
         stop();
         start();
         child_sends((fsdp_h5_message_kind)wrong[i].kind, 0, 0, wrong[i].size);
-        expect_list(FSDP_ERR_REFUSED, "speaks nonsense");
+        expect_list(FSDP_ERR_REFUSED, "sent an invalid message");
     }
 }
 
@@ -202,7 +202,7 @@ Test(hdf5_session, a_part_in_place_of_a_box_is_refused)
     char data[4];
     child_sends(FSDP_H5_PART, 0, 0, 4);
     cr_assert_eq(read_four(data, &err), FSDP_ERR_REFUSED);
-    ASSERT_SAYS("speaks nonsense");
+    ASSERT_SAYS("sent an invalid message");
 }
 
 Test(hdf5_session, messages_of_another_length_are_refused)
@@ -212,7 +212,7 @@ Test(hdf5_session, messages_of_another_length_are_refused)
         stop();
         start();
         cr_assert_eq(send(channels[1], bytes, size, 0), (ssize_t)size);
-        expect_list(FSDP_ERR_REFUSED, "speaks nonsense");
+        expect_list(FSDP_ERR_REFUSED, "sent an invalid message");
     }
 }
 
@@ -227,7 +227,7 @@ Test(hdf5_session, silence_has_a_deadline)
 {
     stop();
     start_patient(30);
-    expect_list(FSDP_ERR_REFUSED, "took too much time");
+    expect_list(FSDP_ERR_REFUSED, "took too long");
 }
 
 Test(hdf5_session, a_child_that_is_gone_is_noticed_and_never_asked_again)
@@ -335,7 +335,7 @@ static void expect_nonsense(const char *what)
 {
     fsdp_error err = {0};
     cr_assert_eq(take_said(&err), FSDP_ERR_REFUSED, "%s", err.text);
-    ASSERT_SAYS("lists nonsense");
+    ASSERT_SAYS("sent an invalid list");
     ASSERT_SAYS(what);
 }
 
@@ -360,7 +360,7 @@ Test(hdf5_listing, bytes_beyond_the_file_are_damage)
     say_dataset("w", FSDP_I16, 0, 3, 11);
     say_u8('E');
     cr_assert_eq(take_said(&err), FSDP_ERR_DAMAGED);
-    ASSERT_SAYS("leads beyond the file");
+    ASSERT_SAYS("extends past the end of the file");
 }
 
 Test(hdf5_listing, every_cut_of_it_is_nonsense)
@@ -393,7 +393,7 @@ Test(hdf5_listing, what_follows_the_end_is_nonsense)
 {
     say_u8('E');
     say_u8('E');
-    expect_nonsense("behind its end");
+    expect_nonsense("after its end");
 }
 
 Test(hdf5_listing, a_type_that_is_none_is_nonsense)
@@ -443,7 +443,7 @@ Test(hdf5_listing, chunks_of_no_size_are_nonsense)
         said.data[said.size - 1] = 1;
         say_i64(wrong[i]);
         say_u8('E');
-        expect_nonsense("a chunk of no size");
+        expect_nonsense("a chunk has no size");
     }
 }
 
@@ -527,7 +527,7 @@ Test(hdf5_listing, two_objects_of_one_path_are_nonsense)
         say_string("y");
     }
     say_u8('E');
-    expect_nonsense("two objects of one path");
+    expect_nonsense("two objects have one path");
 }
 
 Test(hdf5_listing, names_and_types_of_our_own_files_are_understood)

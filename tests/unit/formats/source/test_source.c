@@ -97,7 +97,7 @@ Test(source, names_have_a_limit_together)
         fsdp_status st = fsdp_source_add_value(source, name, SIZE, &value, NULL, &err);
         cr_assert_eq(st, i < FIT ? FSDP_OK : FSDP_ERR_LIMIT, "%d: %s", i, err.text);
     }
-    cr_expect(strstr(err.text, "256 MiB together"), "%s", err.text);
+    cr_expect(strstr(err.text, "names take over 256 MiB"), "%s", err.text);
     free(name);
 }
 
@@ -116,7 +116,7 @@ Test(source, paths_count_among_the_names)
         fsdp_status st = fsdp_source_add_value(source, name, SIZE, &value, NULL, &err);
         cr_assert_eq(st, i < FIT ? FSDP_OK : FSDP_ERR_LIMIT, "%d: %s", i, err.text);
     }
-    cr_expect(strstr(err.text, "256 MiB together"), "%s", err.text);
+    cr_expect(strstr(err.text, "names take over 256 MiB"), "%s", err.text);
     cr_expect_eq(fsdp_source_entry_at(source, 0)->path_count, COUNT);
 }
 
@@ -724,10 +724,10 @@ Test(source, streams_that_lie_are_damage)
     fsdp_source_stream where = put_packed(FSDP_PACKING_DEFLATE, 0);
     fsdp_source_stream longer = where, shorter = where, cut = where, other = where;
     longer.size++;
-    expect_damage(longer, "hold less");
+    expect_damage(longer, "decode to fewer bytes");
     shorter.size--;
     shorter.has_crc = false;
-    expect_damage(shorter, "hold more");
+    expect_damage(shorter, "decode to more bytes");
     cut.stored -= 100;
     expect_damage(cut, "end too early");
     other.crc ^= 1;

@@ -95,7 +95,7 @@ Test(sentencepiece, hostile_bytes_are_refused_with_their_place)
     DAMAGE("\x0A\x05\x0A\x01\x61\x10\x01", "'score' has the wire type 0");
     DAMAGE("\x0A\x05\x0A\x01\x61\x1A\x00", "'type' has the wire type 2");
     DAMAGE("\x0A\x00", "a piece has no text");
-    DAMAGE("\x0A\x03\x0A\x01\xFF", "no UTF-8");
+    DAMAGE("\x0A\x03\x0A\x01\xFF", "not UTF-8");
     DAMAGE("\x0A\x08\x0A\x01\x61\x15\x00\x00\xC0\x7F", "the score of a piece is not finite");
     DAMAGE("\x0A\x08\x0A\x01\x61\x15\x00\x00\x80\xFF", "the score of a piece is not finite");
     DAMAGE("\x0A\x05\x0A\x01\x61\x18\x07", "a piece has an unknown type");

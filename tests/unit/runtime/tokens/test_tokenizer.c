@@ -359,7 +359,7 @@ Test(tokenizer, other_parts_are_refused_by_name)
          "pre-tokenizer 'Metaspace'"},
         {"{\"decoder\":" LEVEL ",\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[" LEVEL
          "," LEVEL "]}," MODEL("") "}",
-         "a step behind ByteLevel"},
+         "a step after ByteLevel"},
         {"{\"decoder\":" LEVEL
          ",\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[]}," MODEL("") "}",
          "none with ByteLevel"},
@@ -433,9 +433,9 @@ Test(tokenizer, hostile_files)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         expect_fail(cases[i][0], FSDP_ERR_DAMAGED, cases[i][1]);
     expect_fail(TEMPLATE("[{\"Sequence\":{\"id\":\"A\"}},{\"Sequence\":{\"id\":\"A\"}}]", "{}"),
-                FSDP_ERR_USAGE, "another text than one A");
+                FSDP_ERR_USAGE, "a text other than one A");
     expect_fail(TEMPLATE("[{\"Sequence\":{\"id\":\"B\"}}]", "{}"), FSDP_ERR_USAGE,
-                "another text than one A");
+                "a text other than one A");
 }
 
 Test(tokenizer, deep_sequences)

@@ -453,8 +453,7 @@ Test(damage, a_shard_file_of_another_step_is_refused)
     spoil_save("other", FSDP_SHARDED, false, 5, 1);
     spoil_copy(spoil_shard("other", 1, 2), spoil_shard("c", 1, 2));
     expect_damaged("c", "shard-00001-of-00002.h5");
-    expect_stranger("c", 1,
-                    "shard-00001-of-00002.h5' belongs to another run or step (it says step 5)");
+    expect_stranger("c", 1, "shard-00001-of-00002.h5' belongs to a different run or step (step 5)");
 }
 
 Test(damage, a_shard_file_of_another_run_is_refused)
@@ -469,7 +468,7 @@ Test(damage, a_shard_file_of_another_run_is_refused)
                  err.text);
     spoil_copy(spoil_shard("other", 0, 2), spoil_shard("c", 0, 2));
     expect_damaged("c", "shard-00000-of-00002.h5");
-    expect_stranger("c", 0, "shard-00000-of-00002.h5' belongs to another run or step");
+    expect_stranger("c", 0, "shard-00000-of-00002.h5' belongs to a different run or step");
 }
 
 Test(damage, shard_files_of_other_ranks_and_world_sizes_are_refused)
@@ -550,7 +549,7 @@ Test(damage, directories_and_files_in_each_others_place_are_told_apart)
     cr_assert_eq(mkdir(spoil_manifest("c"), 0700), 0);
     expect("c", FSDP_ERR_NOT_FOUND, "manifest.json': it is a directory");
     spoil_write(spoil_path("file"), "text", 4);
-    expect("file", FSDP_ERR_NOT_FOUND, "/file' is in no format that is known: the file of 4 bytes");
+    expect("file", FSDP_ERR_NOT_FOUND, "/file' is not in a known format: the file of 4 bytes");
     last_finding last;
     cr_assert_eq(verify("file", &last, NULL), FSDP_ERR_NOT_FOUND);
 }

@@ -116,7 +116,7 @@ Test(carried_code, the_plan_of_dcp_refuses_bytes_that_are_no_zip)
         cr_expect_eq(fsdp_conversion_open(source, target, &opts, &conversion, &err), FSDP_ERR_USAGE,
                      "%zu: %s", i, err.text);
         fsdp_conversion_close(conversion);
-        cr_expect(strstr(err.text, "no zip of torch.save"), "%s", err.text);
+        cr_expect(strstr(err.text, "not a zip of torch.save"), "%s", err.text);
         cr_expect_eq(convert("dcp", FSDP_OPAQUE_COPY), FSDP_ERR_USAGE, "%s", err.text);
         cr_expect_not(fsdp_io_exists(NULL, target));
     }
