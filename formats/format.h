@@ -3,7 +3,7 @@
  * names, the paths that it reads and writes, and what it can do. The library and the tools ask for a
  * capability, and never for a name.
  *
- * formats/detect/format_list.h lists the formats: a new one is its room and a line there.
+ * formats/detect/format_list.inc lists the formats: a new one is its room and a line there.
  */
 #ifndef FSDP_FORMAT_H
 #define FSDP_FORMAT_H

@@ -27,6 +27,14 @@ typedef struct next_line {
     bool failed;
 } next_line;
 
+const fsdp_convert_note *convert_find_note(const fsdp_convert_plan *plan, fsdp_note_kind kind)
+{
+    for (size_t i = 0; plan && i < plan->note_count; i++)
+        if (plan->notes[i].kind == kind)
+            return &plan->notes[i];
+    return NULL;
+}
+
 static const fsdp_convert_note *note_of(const next_line *next, fsdp_note_kind kind)
 {
     return convert_find_note(next->plan, kind);

@@ -12,14 +12,6 @@ static const char *base_name(const char *path)
     return slash && slash[1] ? slash + 1 : path;
 }
 
-const fsdp_convert_note *convert_find_note(const fsdp_convert_plan *plan, fsdp_note_kind kind)
-{
-    for (size_t i = 0; plan && i < plan->note_count; i++)
-        if (plan->notes[i].kind == kind)
-            return &plan->notes[i];
-    return NULL;
-}
-
 static bool is_ours(const convert_options *opts)
 {
     return convert_target(opts)->caps.has_kinds;

@@ -53,8 +53,6 @@ void convert_choose_format(convert_options *opts, bool needs_native);
 /* --- convert_report.c ------------------------------------------------------------------------- */
 
 /* Adds the plan for people, with the lines of its notes. */
-/* Returns the first note of a kind; NULL: the plan has none. */
-const fsdp_convert_note *convert_find_note(const fsdp_convert_plan *plan, fsdp_note_kind kind);
 void convert_add_plan(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 /* Says the notes that a person does not expect, before a run. */
 void convert_say_notes(const fsdp_convert_plan *plan);
@@ -72,6 +70,8 @@ void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_c
 
 /* --- convert_next.c ----------------------------------------------------------------------------- */
 
+/* Returns the first note of a kind; NULL: the plan has none. */
+const fsdp_convert_note *convert_find_note(const fsdp_convert_plan *plan, fsdp_note_kind kind);
 /* "next  fsdp-diff SRC DST ...": what finds both equal after a correct conversion; nothing where none of
  * CLI_NEXT_MOST bytes can be spelled. */
 void convert_add_next(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
