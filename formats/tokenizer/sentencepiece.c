@@ -41,7 +41,7 @@ typedef struct field {
 
 static fsdp_status fail_at(const message *from, const char *at, const char *what, fsdp_error *err)
 {
-    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is no model of SentencePiece: byte %zu: %s",
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is not a model of SentencePiece: byte %zu: %s",
                      from->path, (size_t)(at - from->file), what);
 }
 
@@ -249,8 +249,8 @@ static fsdp_status settle_id(const message *from, const fsdp_sentencepiece *mode
     if (*id >= (int64_t)model->count && is_set)
         return fsdp_fail(
             err, FSDP_ERR_DAMAGED,
-            "'%s' is no model of SentencePiece: '%s' is %lld, and there are %zu pieces", from->path,
-            name, (long long)*id, model->count);
+            "'%s' is not a model of SentencePiece: '%s' is %lld, and there are %zu pieces",
+            from->path, name, (long long)*id, model->count);
     if (*id >= (int64_t)model->count || (*id >= 0 && model->pieces[*id].type != FSDP_PIECE_CONTROL))
         *id = -1;
     return FSDP_OK;
@@ -288,10 +288,11 @@ fsdp_status fsdp_sentencepiece_read(const char *data, size_t size, const char *p
                                 .adds_space = true};
     FSDP_TRY(read_model(&from, most, out, err));
     if (out->unk < 0)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' is no model of SentencePiece: none of its %zu pieces is of the type "
-                         "UNKNOWN",
-                         path, out->count);
+        return fsdp_fail(
+            err, FSDP_ERR_DAMAGED,
+            "'%s' is not a model of SentencePiece: none of its %zu pieces is of the type "
+            "UNKNOWN",
+            path, out->count);
     FSDP_TRY(settle_id(&from, out, "bos_id", 1, &out->bos, err));
     FSDP_TRY(settle_id(&from, out, "eos_id", 2, &out->eos, err));
     return settle_id(&from, out, "pad_id", -1, &out->pad, err);

@@ -38,7 +38,7 @@ static fsdp_status init_job(convert_job *job, const char *to, const fsdp_convert
     FSDP_TRY(fsdp_check_budget(job->opts.threads, job->opts.memory, err));
     job->format = fsdp_format_to(job->opts.format ? job->opts.format : "fsdp");
     if (!job->format)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no format '%.40s' to write",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%.40s' is not a format that can be written",
                          job->opts.format);
     job->place = (fsdp_output_place){.io = job->io,
                                      .format = job->format,

@@ -87,7 +87,7 @@ static fsdp_status form_optim(convert_job *job, fsdp_error *err)
     return form == FSDP_OPTIM_FORM_DEFAULT
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_USAGE,
-                           "nested and flat are forms of optimizers in dcp, and the target is %s",
+                           "nested and flat are forms of optimizers in dcp, but the target is %s",
                            job->format->name);
 }
 
@@ -185,7 +185,8 @@ static fsdp_status find_copy_from(convert_job *job, fsdp_error *err)
         return fsdp_remote_path_fail(job->io, dir, -result, err);
     if (dir && info.kind != FSDP_FILE_DIRECTORY)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                         "'%s' is no directory: files are copied from one of a model", dir);
+                         "'%s' is not a directory; files are copied from the directory of a model",
+                         dir);
     if (dir)
         FSDP_TRY(fsdp_hub_snapshot(dir, job->io, &job->copied_snapshot, err));
     if (job->copied_snapshot)

@@ -117,8 +117,7 @@ static fsdp_status add_path(fsdp_copies *copies, fsdp_io *io, const fsdp_convert
     if (info.kind == FSDP_FILE_DIRECTORY)
         return FSDP_OK;
     if (info.kind == FSDP_FILE_OTHER)
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' is no regular file, and cannot be copied",
-                         path);
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "cannot copy '%s': it is not a regular file", path);
     FSDP_TRY(find_code(copies, opts, path, file, err));
     if (file->code && drops_code(opts))
         return FSDP_OK;
@@ -394,8 +393,8 @@ fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts,
     if (!takes_files)
         return FSDP_OK; /* its config.json has the sizes of a map */
     if (fsdp_paths_are_same(io, dir, places->to))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "files cannot be copied from '%s', where the result is to be", dir);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot copy files from '%s', which is the target",
+                         dir);
     FSDP_TRY(fsdp_source_create(io, dir, "files", &copies->source, err));
     FSDP_TRY(add_files(copies, io, opts, err));
     FSDP_TRY(read_config(copies, err));
@@ -428,7 +427,7 @@ static fsdp_status check_tied(const fsdp_copies *copies, const fsdp_convert_opts
     char one[160], other[160];
     if (copies->config.tied == 1 && opts->tied != FSDP_TIED_KEEP && embedding && head)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' says tie_word_embeddings true, and '%s' is not equal to '%s'; "
+                         "'%s' says tie_word_embeddings true, but '%s' is not equal to '%s'; "
                          "--tied keep writes both nevertheless",
                          path_of(copies, find_config(copies)),
                          shown(head->name, head->name_size, one),
@@ -437,7 +436,7 @@ static fsdp_status check_tied(const fsdp_copies *copies, const fsdp_convert_opts
         const fsdp_convert_tie *tie = &ties->items[i];
         if (fsdp_name_is_head(tie->dropped, tie->dropped_size))
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "'%s' says tie_word_embeddings false, and '%s' would be left out as "
+                             "'%s' says tie_word_embeddings false, but '%s' would be left out as "
                              "another name of '%s'; --tied keep writes both",
                              path_of(copies, find_config(copies)),
                              shown(tie->dropped, tie->dropped_size, one),

@@ -156,7 +156,7 @@ static fsdp_status walk_member(config_walk *walk, config_place place, const char
     if (which == 3 || place == ELSEWHERE || (place == IN_OTHER_CONFIG && which > 1))
         return walk_value(walk, place_below(place, key, size), err);
     if (*seen & 1U << which)
-        return fsdp_json_fail(&walk->json, err, "'%s' is here twice", names[which]);
+        return fsdp_json_fail(&walk->json, err, "'%s' appears twice", names[which]);
     *seen |= 1U << which;
     return which < 2 ? read_dtype(walk, err) : read_tied(walk, config, err);
 }
@@ -233,7 +233,7 @@ static fsdp_status walk_text(config_walk *walk, const char *text, size_t size, c
     walk->config = walk->inner = (fsdp_model_config){.tied = -1};
     fsdp_json_init(&walk->json, text, size, path);
     if (fsdp_json_peek(&walk->json) != FSDP_JSON_OBJECT)
-        return fsdp_json_fail(&walk->json, err, "no JSON object begins here");
+        return fsdp_json_fail(&walk->json, err, "a JSON object was expected");
     FSDP_TRY(walk_value(walk, AT_TOP, err));
     return fsdp_json_finish(&walk->json, err);
 }

@@ -94,7 +94,7 @@ static fsdp_status check_place(const convert_job *job, fsdp_error *err)
 {
     if (fsdp_paths_are_same(job->io, job->from->path, job->to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' and '%s' are the same checkpoint: convert to another name",
+                         "'%s' and '%s' are the same checkpoint; convert to another path",
                          job->from->path, job->to);
     FSDP_TRY(fsdp_place_check_parent(job->io, job->to, err));
     FSDP_TRY(fsdp_output_check_inside(job->from, job->to, err));

@@ -172,10 +172,8 @@ static fsdp_status require_no_extras(const fsdp_output_place *place, const char 
         return FSDP_OK;
     bool could_be = fsdp_copied_name(search.found, true);
     fsdp_fail(err, FSDP_ERR_EXISTS,
-              "'%s' holds '%s', which is not of format %s%s: it is not overwritten, move that away "
-              "first",
-              to, search.found, place->format->name,
-              could_be ? " or was changed since it was copied" : "");
+              "'%s' holds '%s', which is not of format %s%s; move it away first", to, search.found,
+              place->format->name, could_be ? " or was changed since it was copied" : "");
     fsdp_free(search.found);
     return FSDP_ERR_EXISTS;
 }
@@ -220,7 +218,7 @@ fsdp_status fsdp_output_check_inside(const fsdp_checkpoint *from, const char *to
     if (!fsdp_checkpoint_takes_in(from, to))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' would lie in '%s', which is converted: convert to another place", to,
+                     "'%s' would be inside '%s', which is the source; convert to another path", to,
                      from->path);
 }
 
@@ -231,21 +229,21 @@ fsdp_status fsdp_output_check(const fsdp_output_place *place, const fsdp_checkpo
     int64_t step;
     if (fsdp_dir_is_step(to, &step))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is the name of a step of a run, and a run has no checkpoints of "
-                         "format %s: give it another name",
+                         "'%s' is the name of a step of a run, but a run has no checkpoints of "
+                         "format %s; use another name",
                          to, place->format->name);
     if (fsdp_paths_are_same(place->io, from->path, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' and '%s' are the same checkpoint: convert to another name",
+                         "'%s' and '%s' are the same checkpoint; convert to another path",
                          from->path, to);
     FSDP_TRY(fsdp_output_check_inside(from, to, err));
     if (fsdp_checkpoint_lies_in(from, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' lies in '%s', which would be replaced: convert to another name",
+                         "'%s' is inside '%s', which would be replaced; convert to another path",
                          from->path, to);
     if (fsdp_checkpoint_reads(from, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is a file of '%s', which is converted: convert to another name", to,
+                         "'%s' is a file of the source '%s'; convert to another path", to,
                          from->path);
     return check_name(place, to, err);
 }

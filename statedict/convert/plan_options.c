@@ -293,7 +293,7 @@ static fsdp_status read_word(fsdp_json *json, const char *const *words, int *out
         if (strcmp(words[*out], data) == 0)
             return FSDP_OK;
     *out = 0;
-    return fsdp_json_fail(json, err, "none of the words that are known");
+    return fsdp_json_fail(json, err, "not a known word");
 }
 
 static fsdp_status read_items(fsdp_json *json, fsdp_arena *arena, const char ***items,

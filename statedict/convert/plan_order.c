@@ -46,21 +46,21 @@ static fsdp_status check_file(const order_text *plan, const char *path, int64_t 
     fsdp_file_info info;
     int result = plan->io->ops->info(plan->io, path, &info);
     if (result == -ENOENT)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is gone since '%s' was made", path,
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' was removed after '%s' was made", path,
                          plan->path);
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot stat '%s'", path);
     if (info.size != size)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' has changed since '%s' was made: it has %" PRId64
+                         "'%s' changed after '%s' was made: it has %" PRId64
                          " bytes and had %" PRId64,
                          path, plan->path, info.size, size);
     char now[80], then[80];
     if (info.mtime_ns == mtime)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' has changed since '%s' was made: it was written %s, the plan says %s",
-                     path, plan->path, spell_time(info.mtime_ns, now, sizeof now),
+                     "'%s' changed after '%s' was made: it was written %s, the plan says %s", path,
+                     plan->path, spell_time(info.mtime_ns, now, sizeof now),
                      spell_time(mtime, then, sizeof then));
 }
 
@@ -141,14 +141,13 @@ static fsdp_status check_version(const order_text *plan, fsdp_error *err)
     long version = strtol(plan->data + start, NULL, 10);
     if (version > FSDP_PLAN_VERSION)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' is a plan of version %ld, and %d is the last one that is known: it "
-                         "needs a newer fsdp",
+                         "'%s' is a plan of version %ld, this fsdp reads versions up to %d; a "
+                         "newer fsdp is needed",
                          plan->path, version, FSDP_PLAN_VERSION);
     if (version == FSDP_PLAN_VERSION && fsdp_plan_is_whole(plan->data, plan->size))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' is damaged, or was edited: make the plan anew with --plan-out",
-                     plan->path);
+                     "'%s' is damaged or was edited; make a new plan with --plan-out", plan->path);
 }
 
 static fsdp_status read_plan(order_text *plan, const char *path, fsdp_error *err)
@@ -205,7 +204,7 @@ fsdp_status fsdp_convert_order_compare(const fsdp_convert_order *order, const fs
     if (now->size == plan->size && memcmp(now->data, plan->data, now->size) == 0)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' differs from the plan of this version for '%s': make it anew with "
-                     "--plan-out",
+                     "'%s' differs from the plan that this version makes for '%s'; make a new one "
+                     "with --plan-out",
                      plan->path, order->from);
 }

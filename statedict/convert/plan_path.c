@@ -29,7 +29,8 @@ static fsdp_status check_place(fsdp_io *io, const char *path, fsdp_error *err)
         return fsdp_fail_errno(err, (int)-n, "cannot read '%s'", path);
     if (n == sizeof start - 1 && memcmp(start, FSDP_PLAN_START, sizeof start - 1) == 0)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is no plan: it is not replaced", path);
+    return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is not a plan; it is not replaced",
+                     path);
 }
 
 /* --- checking the path ------------------------------------------------------------------------ */
@@ -71,15 +72,12 @@ static fsdp_status check_apart(const fsdp_checkpoint *from, const char *to, cons
 {
     if (lies_in(from->io, path, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the plan '%s' would be at the path of the result '%s': give it another "
-                         "name",
+                         "the plan '%s' would be at the path of the result '%s'; use another name",
                          path, to);
     bool is_source =
         fsdp_paths_are_same(from->io, path, from->path) || fsdp_checkpoint_reads(from, path);
     return is_source ? fsdp_fail(err, FSDP_ERR_USAGE,
-                                 "the plan '%s' would replace what is converted: give it another "
-                                 "name",
-                                 path)
+                                 "the plan '%s' would replace the source; use another name", path)
                      : FSDP_OK;
 }
 

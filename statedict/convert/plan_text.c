@@ -270,7 +270,7 @@ fsdp_status fsdp_plan_spell(convert_job *job, const fsdp_convert_plan *plan, fsd
     spelling out = {.job = job, .text = text, .head = {.text = text}, .is_first_file = true};
     fsdp_status st = add_head(&out, err);
     if (st == FSDP_OK && out.head.unspelled)
-        st = fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is not UTF-8, and a plan cannot contain it",
+        st = fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is not UTF-8; a plan cannot contain it",
                        out.head.unspelled);
     if (st == FSDP_OK)
         st = add_contents(&out, job, plan, err);
@@ -294,7 +294,7 @@ fsdp_status fsdp_plan_close(fsdp_text *text, fsdp_error *err)
     if (text->size > FSDP_PLAN_MOST)
         return fsdp_fail(
             err, FSDP_ERR_LIMIT,
-            "the plan has %zu bytes, at most %zu are allowed: convert without a plan file",
+            "the plan has %zu bytes, at most %zu are allowed; convert without a plan file",
             text->size, FSDP_PLAN_MOST);
     return FSDP_OK;
 }

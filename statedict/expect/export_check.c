@@ -168,7 +168,7 @@ static fsdp_status judge(const export_job *job, const fsdp_expect_counts *counts
         return FSDP_OK; /* the same model, as far as its names tell */
     if (job->lost.count > 0 && counts->found == 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "no tensor of '%s' has a name of the %s, such as '%s': --rename gives "
+                         "no tensor of '%s' has a name of the %s, such as '%s'; --rename gives "
                          "them names, --no-copy leaves the config out",
                          from, model, job->lost.items[0]);
     return job->lost.count > 0 || is_another(job) ? fail_with_lists(job, model, err) : FSDP_OK;

@@ -45,7 +45,7 @@ static fsdp_status select_with(fsdp_hf_model *model, fsdp_names_known known, con
     const fsdp_select_opts opts = {.only = FSDP_ONLY_MODEL, .renames = list, .rename_count = count};
     fsdp_status st = fsdp_selection_create(&from, &opts, &hf, &selection, err);
     if (st == FSDP_DIFFERS)
-        st = fsdp_fail(err, FSDP_ERR_USAGE, "'%s' holds no tensor of a model", model->path);
+        st = fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no tensors of a model", model->path);
     if (st == FSDP_OK)
         st = lay_out(model, selection, err);
     fsdp_selection_free(selection);

@@ -162,10 +162,10 @@ static fsdp_status set_number(const model_config *config, const char *key, doubl
     if (!number)
         return FSDP_OK;
     if (number->is_there && number->value != value)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' says %s %g, and '%s' has %g: --copy-from takes the config of the "
-                         "same model",
-                         config->path, number->member, number->value, tensor, value);
+        return fsdp_fail(
+            err, FSDP_ERR_DAMAGED,
+            "'%s' says %s %g, but '%s' has %g; --copy-from takes the config of the same model",
+            config->path, number->member, number->value, tensor, value);
     number->is_there = true;
     number->value = value;
     return FSDP_OK;
@@ -267,7 +267,7 @@ static fsdp_status complete(const model_config *config, const fsdp_sd *sd, fsdp_
 static fsdp_status refuse(const model_config *config, const char *what, fsdp_error *err)
 {
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' says %s, and llama.cpp has no key for that in '%s': --copy-from DIR "
+                     "'%s' says %s, but llama.cpp has no key for that in '%s'; --copy-from DIR "
                      "with a config.json without it writes the model without it",
                      config->path, what, config->architecture);
 }
@@ -369,8 +369,8 @@ static fsdp_status check_window(const model_config *config, fsdp_error *err)
         return FSDP_OK;
     bool is_said = fsdp_config_at(config->json, "sliding_window") != NULL;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' %s sliding_window %.0f in a context of %.0f, and llama.cpp has no "
-                     "key for that in '%s': --copy-from DIR with a config.json that has null "
+                     "'%s' %s sliding_window %.0f in a context of %.0f, but llama.cpp has no key "
+                     "for that in '%s'; --copy-from DIR with a config.json that has null "
                      "there writes the model without",
                      config->path, is_said ? "says" : "has no sliding_window, which means", window,
                      length, config->architecture);
@@ -477,8 +477,8 @@ fsdp_status fsdp_gguf_config(const fsdp_gguf_model *model, fsdp_named_values *ou
                                     &config->family, err));
     if (!config->family || !config->family->gguf.architecture)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is of a model of type '%.64s', and the numbers of that are not "
-                         "known; convert_hf_to_gguf.py of llama.cpp knows more families",
+                         "'%s' has the model type '%.64s', whose numbers are unknown; "
+                         "convert_hf_to_gguf.py of llama.cpp knows more families",
                          config->path, type ? type : "");
     config->architecture = config->family->gguf.architecture;
     config->rope = fsdp_config_rope(config->json);

@@ -80,7 +80,7 @@ static fsdp_status add_members(const fsdp_sd *sd, const fsdp_gguf_names *gguf, f
             add_member(out, key->member, value);
         else if (is_needed(key->key))
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "there is no number '%s.%s', which a config.json needs",
+                             "the number '%s.%s' is missing, and a config.json needs it",
                              gguf->architecture, key->key);
     }
     return FSDP_OK;
@@ -105,7 +105,7 @@ static fsdp_status check_yarn(const fsdp_sd *sd, const char *architecture, fsdp_
         const fsdp_value *value = find_below(sd, architecture, key);
         if (is_number(value) && number_of(value) != numbers[i].usual)
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "no config.json can be made of '%s.%s' %g: --copy-from DIR takes one",
+                             "cannot make a config.json from '%s.%s' %g; --copy-from DIR takes one",
                              architecture, key, number_of(value));
     }
     return FSDP_OK;
@@ -124,11 +124,10 @@ static fsdp_status add_scaling(const fsdp_sd *sd, const char *architecture, fsdp
     if (strcmp(type, "none") == 0)
         return FSDP_OK;
     if ((!is_yarn && strcmp(type, "linear") != 0) || !is_number(factor))
-        return fsdp_fail(
-            err, FSDP_ERR_USAGE,
-            "no config.json can be made of '%s.rope.scaling.type' '%.40s': --copy-from "
-            "DIR takes one",
-            architecture, type);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot make a config.json from '%s.rope.scaling.type' '%.40s'; "
+                         "--copy-from DIR takes one",
+                         architecture, type);
     if (is_yarn)
         FSDP_TRY(check_yarn(sd, architecture, err));
     fsdp_text_addf(out, ",\n  \"rope_scaling\": {\"rope_type\": \"%s\"", type);
@@ -185,7 +184,7 @@ static fsdp_status refuse_architecture(const char *architecture, fsdp_arena *are
         st = known.failed
                  ? fsdp_fail_memory(err, "a message")
                  : fsdp_fail(err, FSDP_ERR_USAGE,
-                             "no config.json can be made of the architecture '%.60s': known are %s",
+                             "cannot make a config.json for the architecture '%.60s'; known are %s",
                              architecture, known.data);
     fsdp_text_release(&known);
     return st;

@@ -52,13 +52,13 @@ static fsdp_status take_piece(fsdp_gguf_vocab *vocab, size_t number, const fsdp_
     fsdp_printable(piece->text, piece->size, shown, sizeof shown);
     const uint64_t *same = fsdp_name_table_find(&vocab->ids, piece->text, piece->size);
     if (same)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' is no model of SentencePiece: piece %zu is '%s', as piece %" PRIu64
-                         " is",
-                         vocab->path, number, shown, *same);
+        return fsdp_fail(
+            err, FSDP_ERR_DAMAGED,
+            "'%s' is not a model of SentencePiece: piece %zu is '%s', as piece %" PRIu64 " is",
+            vocab->path, number, shown, *same);
     if (piece->type == FSDP_PIECE_BYTE && !fsdp_gguf_is_byte(piece->text, piece->size))
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' is no model of SentencePiece: piece %zu is a byte and reads '%s'",
+                         "'%s' is not a model of SentencePiece: piece %zu is a byte and reads '%s'",
                          vocab->path, number, shown);
     return put_token(vocab, (int64_t)number, piece->text, piece->size, &like, err);
 }
@@ -68,10 +68,10 @@ static fsdp_status check_model(const fsdp_gguf_vocab *vocab, const fsdp_sentence
 {
     bool splits_words = model->model == FSDP_PIECE_WORD || model->model == FSDP_PIECE_CHAR;
     if (splits_words)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is a model of SentencePiece of the type %s, and llama.cpp runs BPE "
-                         "and unigram",
-                         vocab->path, model->model == FSDP_PIECE_WORD ? "word" : "char");
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "'%s' is a model of SentencePiece of the type %s, but llama.cpp runs BPE and unigram",
+            vocab->path, model->model == FSDP_PIECE_WORD ? "word" : "char");
     if (vocab->rows > 0 && model->count > (size_t)vocab->rows)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' has %zu pieces, and the model's vocab_size is %" PRId64
@@ -106,10 +106,10 @@ fsdp_status fsdp_gguf_take_sentencepiece(fsdp_gguf_vocab *vocab, const char *dat
     const size_t most = room < FSDP_GGUF_TOKENS_MOST ? (size_t)room : FSDP_GGUF_TOKENS_MOST;
     fsdp_status st = fsdp_sentencepiece_read(data, size, vocab->path, most, &model, err);
     if (st == FSDP_ERR_LIMIT && most < FSDP_GGUF_TOKENS_MOST)
-        st = fsdp_fail(err, FSDP_ERR_LIMIT,
-                       "'%s' has more than %zu pieces, which take %d bytes each: allow more "
-                       "memory (--mem)",
-                       vocab->path, most, FSDP_GGUF_TOKEN_ROOM);
+        st = fsdp_fail(
+            err, FSDP_ERR_LIMIT,
+            "'%s' has more than %zu pieces, which take %d bytes each; allow more memory (--mem)",
+            vocab->path, most, FSDP_GGUF_TOKEN_ROOM);
     if (st == FSDP_OK)
         st = take_model(vocab, &model, err);
     fsdp_sentencepiece_release(&model);

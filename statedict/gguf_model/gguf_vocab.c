@@ -48,8 +48,8 @@ fsdp_status fsdp_gguf_vocab_set(fsdp_gguf_vocab *vocab, int64_t id, const char *
     size_t need = (size_t)id + 1, before = vocab->count;
     if ((int64_t)need > vocab->memory / FSDP_GGUF_TOKEN_ROOM)
         return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "'%s' has more than %" PRId64 " tokens, which take %d bytes each: allow "
-                         "more memory (--mem)",
+                         "'%s' has more than %" PRId64
+                         " tokens, which take %d bytes each; allow more memory (--mem)",
                          vocab->path, vocab->memory / FSDP_GGUF_TOKEN_ROOM, FSDP_GGUF_TOKEN_ROOM);
     if (!fsdp_grow(&vocab->tokens, &vocab->capacity, need, sizeof *vocab->tokens))
         return fsdp_fail_memory(err, vocab->path);
@@ -77,10 +77,10 @@ static fsdp_status check_room(const fsdp_gguf_vocab *vocab, fsdp_error *err)
     const int64_t tokens = (int64_t)vocab->count * FSDP_GGUF_TOKEN_ROOM;
     if ((int64_t)vocab->merge_count < (vocab->memory - tokens) / FSDP_GGUF_MERGE_ROOM)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_LIMIT,
-                     "'%s' has more than %zu merges, which take %d bytes each: allow more memory "
-                     "(--mem)",
-                     vocab->path, vocab->merge_count, FSDP_GGUF_MERGE_ROOM);
+    return fsdp_fail(
+        err, FSDP_ERR_LIMIT,
+        "'%s' has more than %zu merges, which take %d bytes each; allow more memory (--mem)",
+        vocab->path, vocab->merge_count, FSDP_GGUF_MERGE_ROOM);
 }
 
 /* llama.cpp merges the pair first whose token has the highest score. That is the first merge of

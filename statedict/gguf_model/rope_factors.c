@@ -46,10 +46,10 @@ fsdp_status fsdp_rope_factors(const fsdp_value *config, float factors[FSDP_ROPE_
     for (int i = 0; i < NUMBERS; i++)
         if (!fsdp_rope_real(&rope, names[i], &numbers[i]) || !(numbers[i] > 0))
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "config.json scales rotary frequencies as Llama 3.1 and has no '%s'",
+                             "config.json scales rotary frequencies as Llama 3.1 but has no '%s'",
                              names[i]);
     if (!(width >= 2 && width <= 2 * FSDP_ROPE_MOST))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "config.json has no size of a head");
+        return fsdp_fail(err, FSDP_ERR_USAGE, "config.json does not give the size of a head");
     if (!fsdp_rope_real(&rope, "rope_theta", &theta) || !(theta > 0))
         theta = 10000;
     *count_out = (int)(width / 2);

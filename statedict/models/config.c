@@ -190,7 +190,7 @@ fsdp_status fsdp_config_parse(fsdp_arena *arena, const char *text, size_t size, 
     fsdp_json_init(&parser.json, text, size, path);
     fsdp_status st = fsdp_json_peek(&parser.json) == FSDP_JSON_OBJECT
                          ? parse_value(&parser, config_out, err)
-                         : fsdp_json_fail(&parser.json, err, "no JSON object begins here");
+                         : fsdp_json_fail(&parser.json, err, "a JSON object was expected");
     if (st == FSDP_OK)
         st = fsdp_json_finish(&parser.json, err);
     if (st == FSDP_OK)
@@ -357,7 +357,7 @@ static fsdp_status fail_whole(const fsdp_config *config, const char *name, fsdp_
     key.as.bytes.size = strlen(name);
     const fsdp_json whole = {
         .text = config->text, .end = config->text + config->size, .name = config->path};
-    return fail_at(&whole, &key, 1, "'%.80s' is no whole number of 64 bits", err);
+    return fail_at(&whole, &key, 1, "'%.80s' is not a 64-bit integer", err);
 }
 
 /* 8, and 8.0, which a program wrote that computed it. */
@@ -472,14 +472,14 @@ static fsdp_status fail_unknown(const fsdp_model_kind *kind, const char *path, f
     fsdp_printable(kind->type, strlen(kind->type), type, sizeof type);
     if (kind->is_quantized)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is of a quantized model, whose tensors are not known: name a "
+                         "'%s' describes a quantized model, whose tensors are unknown; name a "
                          "directory with its weights",
                          path);
     if (!kind->type[0])
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has no model_type: name a directory with the model's weights", path);
+                         "'%s' has no model_type; name a directory with the model's weights", path);
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "the tensors of model_type '%s' in '%s' are not known: name a directory with "
+                     "the tensors of model_type '%s' in '%s' are unknown; name a directory with "
                      "weights of this model",
                      type, path);
 }

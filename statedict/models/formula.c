@@ -100,7 +100,7 @@ static fsdp_status atom(formula *f, int64_t *out, fsdp_error *err)
 
 static fsdp_status fail_number(const formula *f, const char *what, fsdp_error *err)
 {
-    return fsdp_fail(err, FSDP_ERR_USAGE, "the members of '%s' make no sense together: %s",
+    return fsdp_fail(err, FSDP_ERR_USAGE, "the members of '%s' contradict one another: %s",
                      f->config->path, what);
 }
 

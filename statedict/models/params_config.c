@@ -84,15 +84,15 @@ static fsdp_status check(const meta_params *params, fsdp_error *err)
         bool is_needed = i <= HEADS, of_size = i <= LENGTH;
         double number = params->numbers[i];
         if (params->has[i] ? !(of_size ? is_size(number) : number > 0) : is_needed)
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "'%s' has no %s '%s', which a config.json needs: --copy-from DIR "
-                             "names that of the model",
-                             params->path, of_size ? "size" : "positive number", names[i]);
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE,
+                "'%s' has no %s '%s', which a config.json needs; --copy-from DIR names the model's",
+                params->path, of_size ? "size" : "positive number", names[i]);
     }
     if (params->has[SCALED] && params->numbers[SCALED] != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' asks for scaled rotary frequencies, of which config.json needs the "
-                         "numbers: --copy-from DIR names that of the model",
+                         "'%s' asks for scaled rotary frequencies, whose numbers config.json "
+                         "needs; --copy-from DIR names the model's",
                          params->path);
     return FSDP_OK;
 }

@@ -94,7 +94,7 @@ def in_the_way(folder):
                          ("new", "way/.metadata"), ("new", "way/__0_0.distcp")):
         ran = run("fsdp-convert", source, folder / target, "--to", "torch" if "." in target else "fsdp",
                   "--overwrite", "--drop", "opaque", "--plan-out", folder / plan)
-        refused = ran.returncode == USAGE and "give it another name" in ran.stderr
+        refused = ran.returncode == USAGE and "use another name" in ran.stderr
         check(refused or target == "old", f"{plan}: {ran.returncode} {ran.stderr}")
         check(not (folder / "new").exists() and not (folder / "new.pt").exists(), f"{plan}: it was written")
     check(sorted(source.iterdir()) == before and not any((folder / "old").iterdir()), "something was written")

@@ -79,7 +79,7 @@ Test(expect, members_that_are_no_whole_numbers_are_errors)
         snprintf(text, sizeof text, "{\"model_type\": \"llama\", \"hidden_size\": %s}", values[i]);
         cr_expect_eq(fsdp_config_read(text, strlen(text), "c", &config, &err), FSDP_ERR_DAMAGED,
                      "%s", values[i]);
-        cr_expect(strstr(err.text, "'hidden_size' is no whole number"), "%s", err.text);
+        cr_expect(strstr(err.text, "'hidden_size' is not a 64-bit integer"), "%s", err.text);
         fsdp_arena_release(&config.arena);
     }
 }

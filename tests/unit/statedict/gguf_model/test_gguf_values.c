@@ -187,10 +187,10 @@ Test(gguf_values, numbers_that_contradict_the_tensors_are_damage)
         int64_t rows, columns;
         const char *said;
     } odd[] = {
-        {"token_embd.weight", 8, 64, "vocab_size 7, and 'token_embd.weight' has 8"},
-        {"token_embd.weight", 7, 60, "hidden_size 64, and 'token_embd.weight' has 60"},
-        {"blk.0.ffn_up.weight", 95, 64, "intermediate_size 96, and 'blk.0.ffn_up.weight' has 95"},
-        {"blk.0.attn_k.weight", 16, 64, "num_key_value_heads 2, and 'blk.0.attn_k.weight' has 1"},
+        {"token_embd.weight", 8, 64, "vocab_size 7, but 'token_embd.weight' has 8"},
+        {"token_embd.weight", 7, 60, "hidden_size 64, but 'token_embd.weight' has 60"},
+        {"blk.0.ffn_up.weight", 95, 64, "intermediate_size 96, but 'blk.0.ffn_up.weight' has 95"},
+        {"blk.0.attn_k.weight", 16, 64, "num_key_value_heads 2, but 'blk.0.attn_k.weight' has 1"},
         {"blk.0.attn_k.weight", 17, 64, "num_attention_heads 4, and that many are not in the 64"},
     };
     config = llama;
