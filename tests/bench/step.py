@@ -165,7 +165,7 @@ def check_refusals():
             ("step --mesh dp=2,rep=2", "there are dp=N"),
             ("step --mesh dp=0", "a number of ranks"),
             ("step --reshard maybe", "is not a whole number"),
-            ("step --param-dtype i8", "is none of f32, bf16, f16"),
+            ("step --param-dtype i8", "is not one of f32, bf16, f16"),
             ("step --divide 0", "must be more than 0"),
             ("step --against gloo", "step has torch"),
             ("save --layers 3", "--layers means nothing to save"),

@@ -253,6 +253,11 @@ Test(gguf_values, numbers_that_a_config_leaves_out_are_those_of_the_family)
              "\"num_attention_heads\": 4, \"max_position_embeddings\": 32768}";
     cr_assert_eq(read_all(), FSDP_ERR_USAGE);
     cr_assert(strstr(err.text, "sliding_window 4096 in a context of 32768"), "%s", err.text);
+    config = "{\"model_type\": \"mistral\", \"num_hidden_layers\": 2, \"hidden_size\": 64, "
+             "\"num_attention_heads\": 4, \"max_position_embeddings\": 32768, "
+             "\"sliding_window\": null}";
+    fsdp_named_values_release(&values);
+    cr_assert_eq(read_all(), FSDP_OK, "null is no window, not the usual one: %s", err.text);
 }
 
 Test(gguf_values, granite_has_scales_of_its_own)
@@ -453,7 +458,7 @@ static void add_value(fsdp_sd *sd, const char *name, const fsdp_value *value)
     cr_assert_eq(fsdp_sd_add_value(sd, name, strlen(name), value, &err), FSDP_OK, "%s", err.text);
 }
 
-static void comes_back(void)
+static void comes_back(const char *family)
 {
     fsdp_sd *sd = NULL;
     fsdp_text text = {0};
@@ -473,6 +478,9 @@ static void comes_back(void)
         cr_assert(is_vocab || (after && fsdp_value_equal(after, &before.items[i].value)),
                   "%s in %s", before.items[i].name, text.data);
     }
+    char member[64];
+    snprintf(member, sizeof member, "\"model_type\": \"%s\"", family);
+    cr_assert_not_null(strstr(text.data, member), "%s", text.data);
     cr_assert_not_null(strstr(text.data, "\"rms_norm_eps\": 1e-05"), "%s", text.data);
     cr_assert_not_null(strstr(text.data, "\"tie_word_embeddings\": true"));
     config = "{}"; /* the text goes */
@@ -484,12 +492,15 @@ static void comes_back(void)
 Test(gguf_values, a_config_comes_back_out_of_its_pairs)
 {
     config = llama;
-    comes_back();
+    comes_back("llama");
     cr_assert_eq(read_with("llama", "\"rms_norm_eps\": 1e-05, \"rope_scaling\": {\"type\": "
                                     "\"yarn\", \"factor\": 4, "
                                     "\"original_max_position_embeddings\": 32}"),
                  FSDP_OK);
-    comes_back();
+    comes_back("llama");
+    cr_assert_eq(read_with("mixtral", "\"rms_norm_eps\": 1e-05, \"num_local_experts\": 4"),
+                 FSDP_OK);
+    comes_back("mixtral");
 }
 
 Test(gguf_values, a_config_of_another_architecture_is_refused)
