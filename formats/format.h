@@ -25,7 +25,7 @@ typedef struct fsdp_caps {
     bool classes;              /* values with objects of classes inside them */
     bool aliases;              /* a second name of a tensor is an entry without elements of its own */
     bool shares;               /* tensors with several names are stored once */
-    bool metadata;             /* texts beside the tensors, as safetensors has them */
+    bool metadata;             /* texts next to the tensors, as safetensors has them */
     bool nameless;             /* one tensor, whose name is not kept */
     bool tuples;               /* paths of names tell tuples from lists */
     bool lists_tuples;         /* a tuple that holds a tensor becomes a list */

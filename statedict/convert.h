@@ -113,9 +113,9 @@ typedef struct fsdp_convert_opts {
     size_t size_count;
     fsdp_cast_report *cast;    /* filled in by a run that succeeds; may be NULL */
     const char *copy_from;     /* hf: a directory whose config.json, tokenizer, licences and the like are
-                                * copied beside the weights, config.json edited to be true of them */
+                                * copied next to the weights, config.json edited to be true of them */
     bool copy_code;            /* Python files as well */
-    bool skip_copies;          /* hf, without copy_from: copies nothing that lies beside SRC's weights */
+    bool skip_copies;          /* hf, without copy_from: copies nothing that lies next to SRC's weights */
     fsdp_tied tied;
     fsdp_opaque opaque;
     fsdp_optim_form optim_form;        /* dcp; FSDP_ERR_USAGE for other formats */
@@ -191,7 +191,7 @@ typedef enum fsdp_note_kind {
     FSDP_NOTE_CAST,            /* count: tensors; two dtypes and the number of their tensors */
     FSDP_NOTE_CODE,            /* objects that run code when they are loaded: name, class, bytes */
     FSDP_NOTE_TIED,            /* names that are left out, and the name that is kept */
-    FSDP_NOTE_COPIED,          /* files beside the weights, and what changes in them */
+    FSDP_NOTE_COPIED,          /* files next to the weights, and what changes in them */
     FSDP_NOTE_MODEL,           /* count: tensors that config.json's model must have; its type, and the number
                                 * of those that are missing, as allowed */
     FSDP_NOTE_EXTRA,           /* names of the result that the model has not */
@@ -199,11 +199,11 @@ typedef enum fsdp_note_kind {
     FSDP_NOTE_MISSING,         /* entries that are left out as incomplete */
     FSDP_NOTE_OPTIM,           /* the form that hyper-parameters get ("nested", "flat") */
     FSDP_NOTE_NUMBERED,        /* count: parameters that the optimizer numbers, and that get names */
-    FSDP_NOTE_TOKENIZER,       /* none that llama.cpp reads lies beside the weights */
+    FSDP_NOTE_TOKENIZER,       /* none that llama.cpp reads lies next to the weights */
     FSDP_NOTE_ROUNDED,         /* count: weights of which the source has rounded copies alone */
     FSDP_NOTE_TUPLES,          /* count: tensors in tuples, which the format stores as lists */
     FSDP_NOTE_CONFIG,          /* config.json is missing */
-    FSDP_NOTE_METADATA,        /* keys of texts beside the tensors that the result has not */
+    FSDP_NOTE_METADATA,        /* keys of texts next to the tensors that the result lacks */
     FSDP_NOTE_DIRECTORY,       /* the target is a directory with the name of a file */
     FSDP_NOTE_ADDED,           /* names of tied tensors that loaders ask for */
     FSDP_NOTE_QUANTIZED,       /* count: weights of integers with scales, which stay */
@@ -259,12 +259,12 @@ typedef struct fsdp_convert_plan {
     void *memory;              /* private: of the lists */
 } fsdp_convert_plan;
 
-/* The formats that can be written, "fsdp" first; NULL behind the last. */
+/* The formats that can be written, "fsdp" first; NULL after the last. */
 FSDP_API const char *fsdp_convert_format_at(size_t i);
 /* The format that the suffix of a path stands for; "hf" for any other path. */
 FSDP_API const char *fsdp_convert_format_of(const char *path);
 
-/* The dtypes that tensors can be cast to; NULL behind the last. Options also take the
+/* The dtypes that tensors can be cast to; NULL after the last. Options also take the
  * other names of fsdp_dtype_from_typed. */
 FSDP_API const char *fsdp_castable_at(size_t i);
 
@@ -327,7 +327,7 @@ typedef struct fsdp_map_opts {
     const char *map;           /* as in fsdp_convert_opts, but not "none"; NULL: all names stay */
     const char *const *sizes;
     size_t size_count;
-    const char *other;         /* a checkpoint whose config.json counts where none lies beside the mapped one;
+    const char *other;         /* a checkpoint whose config.json counts where the mapped one has none;
                                 * NULL: none */
 } fsdp_map_opts;
 
