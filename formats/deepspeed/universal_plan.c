@@ -331,7 +331,7 @@ static fsdp_status place_param(planning *work, size_t i, fsdp_error *err)
     universal_plan *plan = work->plan;
     const fsdp_target_entry *entry = &work->opts->entries[i];
     const fsdp_target_entry *shown = universal_param_shown(&work->params, entry);
-    size_t file;
+    size_t file = 0;
     if (!may_be_folder(shown->name, shown->name_size))
         return refuse(shown, "DeepSpeed needs a folder of its name, which cannot be: --rename it",
                       err);
@@ -401,7 +401,7 @@ static fsdp_status place_state(planning *work, size_t i, fsdp_error *err)
     const fsdp_target_entry *entry = &work->opts->entries[i];
     universal_key kind = {0};
     const fsdp_target_entry *param = universal_param_of_state(&work->params, entry, &kind);
-    size_t file;
+    size_t file = 0;
     if (!param)
         return refuse(
             entry,
