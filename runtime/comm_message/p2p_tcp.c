@@ -243,7 +243,7 @@ static tcp_transfer *next_send(const tcp_stream *stream, tcp_room **room_out)
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
-/* False when there is no memory. */
+/* data: the frame->size bytes after the frame; NULL: none. False when there is no memory. */
 static bool tcp_stream_put_small(tcp_stream *stream, const tcp_frame *frame, const void *data)
 {
     size_t size = sizeof *frame + frame->size;
@@ -252,7 +252,7 @@ static bool tcp_stream_put_small(tcp_stream *stream, const tcp_frame *frame, con
     if (!fsdp_grow(&stream->small, &stream->small_room, stream->small_end + size, 1))
         return false;
     memcpy(stream->small + stream->small_end, frame, sizeof *frame);
-    if (frame->size > 0)
+    if (data)
         memcpy(stream->small + stream->small_end + sizeof *frame, data, frame->size);
     stream->small_end += size;
     return true;
