@@ -102,7 +102,11 @@ static bool find_member(const model_config *config, const char *member, bool tak
                 ? fsdp_rope_real(&config->rope, known->name, number_out)
                 : read_number(config->json, known->name, number_out))
             return true;
-        if (!known->otherwise || fsdp_config_is_null(config->json, known->name))
+        if (known->null && fsdp_config_is_null(config->json, known->name)) {
+            *number_out = strtod(known->null, NULL);
+            return true;
+        }
+        if (!known->otherwise)
             return false;
         double usual = strtod(known->otherwise, &end);
         if (*end == '\0' && takes_default)
@@ -114,13 +118,24 @@ static bool find_member(const model_config *config, const char *member, bool tak
     return false;
 }
 
-static fsdp_status check_number(const model_config *config, double number, bool is_float,
-                                fsdp_error *err)
+/* Floats of GGUF are f32. */
+static fsdp_status check_number(const model_config *config, const char *member, double number,
+                                bool is_float, fsdp_error *err)
 {
-    bool is_fine = is_float ? isfinite(number) : number >= -1 && number <= INT32_MAX;
+    bool is_fine = is_float ? isfinite((float)number) : number >= -1 && number <= INT32_MAX;
     return is_fine ? FSDP_OK
-                   : fsdp_fail(err, FSDP_ERR_USAGE, "'%s' holds the number %g where a size belongs",
-                               config->path, number);
+                   : fsdp_fail(err, FSDP_ERR_USAGE, "'%s': %s %g is out of range for GGUF",
+                               config->path, member, number);
+}
+
+/* A text in place of a number is not the default. */
+static fsdp_status check_kind(const model_config *config, const char *member, fsdp_error *err)
+{
+    const fsdp_value *value = fsdp_config_at(config->json, member);
+    return !value || value->kind != FSDP_VALUE_STRING
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': %s is a text, not a number", config->path,
+                           member);
 }
 
 static fsdp_status read_numbers(model_config *config, fsdp_error *err)
@@ -136,9 +151,10 @@ static fsdp_status read_numbers(model_config *config, fsdp_error *err)
             (gguf_number){.key = key->key,
                           .member = key->member,
                           .is_float = describe(config, key->member)->kind == FSDP_MEMBER_REAL};
+        FSDP_TRY(check_kind(config, key->member, err));
         number->is_there = find_member(config, key->member, !is_told(key->key), &number->value);
         if (number->is_there)
-            FSDP_TRY(check_number(config, number->value, number->is_float, err));
+            FSDP_TRY(check_number(config, key->member, number->value, number->is_float, err));
     }
     return FSDP_OK;
 }
@@ -293,6 +309,19 @@ static fsdp_status check_fixed(const model_config *config, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* llama.cpp takes the embedding for the output that a file lacks, but not for all families. */
+static fsdp_status check_output(const model_config *config, fsdp_error *err)
+{
+    double is_tied = 0;
+    if (!config->family->gguf.needs_output ||
+        !find_member(config, "tie_word_embeddings", true, &is_tied) || is_tied == 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' says tie_word_embeddings true, but llama.cpp loads no '%s' whose output "
+                     "is the embedding",
+                     config->path, config->architecture);
+}
+
 /* llama.cpp scales attention of YaRN by 0.1 ln(factor) + 1. */
 static bool has_usual_attention(const fsdp_rope_config *rope, double factor)
 {
@@ -323,7 +352,8 @@ static fsdp_status check_rope(const model_config *config, fsdp_error *err)
     const fsdp_rope_config *rope = &config->rope;
     bool is_yarn = strcmp(rope->type, "yarn") == 0;
     bool has_key = is_yarn || strcmp(rope->type, "linear") == 0;
-    bool is_plain = strcmp(rope->type, "default") == 0 || strcmp(rope->type, "llama3") == 0;
+    bool is_plain = strcmp(rope->type, "default") == 0 ||
+                    (strcmp(rope->type, "llama3") == 0 && config->family->gguf.has_factors);
     double factor = 0, part;
     if (fsdp_rope_real(rope, "partial_rotary_factor", &part) && part != 1)
         return refuse_number(config, "partial_rotary_factor", part, err);
@@ -365,7 +395,8 @@ static fsdp_status check_window(const model_config *config, fsdp_error *err)
     if (config->family->gguf.window == FSDP_WINDOW_IF_USED)
         is_used = find_member(config, "use_sliding_window", true, &used) && used != 0 &&
                   has_sliding_layers(config);
-    if (!is_used || !find_member(config, "sliding_window", true, &window) || window >= length)
+    if (!is_used || !find_member(config, "sliding_window", true, &window) || window <= 0 ||
+        window >= length)
         return FSDP_OK;
     bool is_said = fsdp_config_at(config->json, "sliding_window") != NULL;
     return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -394,6 +425,7 @@ static fsdp_status check_told(const model_config *config, fsdp_error *err)
     }
     FSDP_TRY(check_window(config, err));
     FSDP_TRY(check_fixed(config, err));
+    FSDP_TRY(check_output(config, err));
     return has_rope(config) ? check_rope(config, err) : FSDP_OK;
 }
 
@@ -427,8 +459,10 @@ static fsdp_status add_rope(const model_config *config, fsdp_named_values *out, 
     snprintf(name, sizeof name, "%s.rope.scaling.type", architecture);
     FSDP_TRY(fsdp_named_values_add_text(out, name, rope->type, err));
     (void)fsdp_rope_real(rope, "factor", &factor);
+    FSDP_TRY(check_number(config, "factor", factor, true, err));
     FSDP_TRY(add_number(out, architecture, "rope.scaling.factor", factor, true, err));
-    (void)fsdp_rope_real(rope, "original_max_position_embeddings", &length);
+    if (fsdp_rope_real(rope, "original_max_position_embeddings", &length))
+        FSDP_TRY(check_number(config, "original_max_position_embeddings", length, false, err));
     return is_yarn ? add_number(out, architecture, "rope.scaling.original_context_length", length,
                                 false, err)
                    : FSDP_OK;
@@ -462,7 +496,7 @@ static fsdp_status read_token(const model_config *config, const char *member, in
 {
     double number = -1;
     if (read_number(config->json, member, &number))
-        FSDP_TRY(check_number(config, number, false, err));
+        FSDP_TRY(check_number(config, member, number, false, err));
     *token_out = (int64_t)number;
     return FSDP_OK;
 }

@@ -45,6 +45,11 @@ static bool is_number(const fsdp_value *value)
                      (value->kind == FSDP_VALUE_F64 && isfinite(value->as.f64)));
 }
 
+static double number_of(const fsdp_value *value)
+{
+    return value->kind == FSDP_VALUE_I64 ? (double)value->as.i64 : value->as.f64;
+}
+
 static void add_member(fsdp_text *out, const char *member, const fsdp_value *value)
 {
     fsdp_text_addf(out, ",\n  \"%s\": ", member);
@@ -54,11 +59,13 @@ static void add_member(fsdp_text *out, const char *member, const fsdp_value *val
         add_float(out, value->as.f64);
 }
 
-/* Numbers that every config.json needs. */
+/* Numbers that every config.json needs. Without a scale of attention llama.cpp takes that of the head's
+ * size, and the family's default is another one. */
 static bool is_needed(const char *key)
 {
     return strcmp(key, "block_count") == 0 || strcmp(key, "context_length") == 0 ||
-           strcmp(key, "embedding_length") == 0 || strcmp(key, "attention.head_count") == 0;
+           strcmp(key, "embedding_length") == 0 || strcmp(key, "attention.head_count") == 0 ||
+           strcmp(key, "attention.scale") == 0;
 }
 
 /* True for a key after that of the same member; vocab_size is that of the tensor. */
@@ -76,19 +83,15 @@ static fsdp_status add_members(const fsdp_sd *sd, const fsdp_gguf_names *gguf, f
     for (size_t i = 0; i < gguf->key_count; i++) {
         const fsdp_gguf_key *key = &gguf->keys[i];
         const fsdp_value *value = find_below(sd, gguf->architecture, key->key);
-        if (is_number(value) && !is_told(gguf, i))
-            add_member(out, key->member, value);
-        else if (is_needed(key->key))
+        bool is_missing = !is_number(value) || number_of(value) == 0;
+        if (is_missing && is_needed(key->key))
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "the number '%s.%s' is missing, and a config.json needs it",
                              gguf->architecture, key->key);
+        if (is_number(value) && !is_told(gguf, i))
+            add_member(out, key->member, value);
     }
     return FSDP_OK;
-}
-
-static double number_of(const fsdp_value *value)
-{
-    return value->kind == FSDP_VALUE_I64 ? (double)value->as.i64 : value->as.f64;
 }
 
 /* Numbers of YaRN that get no member of config.json: only the usual ones change nothing. */
@@ -163,33 +166,6 @@ static bool has_key(const fsdp_gguf_names *gguf, const char *key)
     return false;
 }
 
-/* Adds a name to "gpt2, llama"; several families have one architecture. */
-static void add_known(fsdp_text *known, const char *architecture)
-{
-    if (!known->data || !strstr(known->data, architecture))
-        fsdp_text_addf(known, "%s%s", known->size > 0 ? ", " : "", architecture);
-}
-
-static fsdp_status refuse_architecture(const char *architecture, fsdp_arena *arena, fsdp_error *err)
-{
-    fsdp_text known = {0};
-    const fsdp_architecture *model;
-    fsdp_status st = fsdp_architecture_at(arena, 0, &model, err);
-    for (size_t i = 1; st == FSDP_OK && model; i++) {
-        if (model->gguf.architecture)
-            add_known(&known, model->gguf.architecture);
-        st = fsdp_architecture_at(arena, i, &model, err);
-    }
-    if (st == FSDP_OK)
-        st = known.failed
-                 ? fsdp_fail_memory(err, "a message")
-                 : fsdp_fail(err, FSDP_ERR_USAGE,
-                             "cannot make a config.json for the architecture '%.60s'; known are %s",
-                             architecture, known.data);
-    fsdp_text_release(&known);
-    return st;
-}
-
 /* Finds the family of the files of an architecture. One with experts has a key for their number. */
 static fsdp_status find_family(const fsdp_sd *sd, fsdp_arena *arena,
                                const fsdp_architecture **family_out, fsdp_error *err)
@@ -201,7 +177,9 @@ static fsdp_status find_family(const fsdp_sd *sd, fsdp_arena *arena,
     for (size_t i = 0;; i++) {
         FSDP_TRY(fsdp_architecture_at(arena, i, family_out, err));
         if (!*family_out)
-            return refuse_architecture(architecture, arena, err);
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "cannot make a config.json: the architecture '%.60s' is unknown",
+                             architecture);
         const fsdp_gguf_names *gguf = &(*family_out)->gguf;
         if (gguf->architecture && !gguf->one_way && strcmp(gguf->architecture, architecture) == 0 &&
             has_key(gguf, "expert_count") == has_experts)
@@ -209,10 +187,23 @@ static fsdp_status find_family(const fsdp_sd *sd, fsdp_arena *arena,
     }
 }
 
+/* llama.cpp slides where a file says so, and no family here has a member for that. */
+static fsdp_status check_window(const fsdp_sd *sd, const char *architecture, fsdp_error *err)
+{
+    const fsdp_value *window = find_below(sd, architecture, "attention.sliding_window");
+    if (!window || (is_number(window) && number_of(window) <= 0))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "cannot make a config.json of a '%s' with attention.sliding_window; "
+                     "--copy-from DIR takes one",
+                     architecture);
+}
+
 static fsdp_status add_config(const fsdp_sd *sd, fsdp_arena *arena, fsdp_text *out, fsdp_error *err)
 {
     const fsdp_architecture *family;
     FSDP_TRY(find_family(sd, arena, &family, err));
+    FSDP_TRY(check_window(sd, family->gguf.architecture, err));
     fsdp_text_addf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
                    family->class_name, family->model_type);
     FSDP_TRY(add_members(sd, &family->gguf, out, err));

@@ -260,16 +260,14 @@ const char *fsdp_config_word(const fsdp_value *object, const char *name)
 
 fsdp_rope_config fsdp_config_rope(const fsdp_value *config)
 {
-    fsdp_rope_config rope = {.places = {fsdp_config_at(config, "rope_parameters"),
-                                        fsdp_config_at(config, "rope_scaling"), config}};
-    for (size_t i = 0; i < 2; i++) {
-        const fsdp_value *place = rope.places[i];
-        bool is_object = place && place->kind == FSDP_VALUE_DICT;
-        rope.type = rope.type ? rope.type : fsdp_config_word(place, "rope_type");
-        rope.type = rope.type ? rope.type : fsdp_config_word(place, "type");
-        for (size_t item = 1; is_object && item < place->as.list.count; item += 2)
-            rope.differs = rope.differs || place->as.list.items[item].kind == FSDP_VALUE_DICT;
-    }
+    const fsdp_value *scaling = fsdp_config_at(config, "rope_scaling");
+    bool is_scaled = scaling && scaling->kind == FSDP_VALUE_DICT && scaling->as.list.count > 0;
+    const fsdp_value *own = is_scaled ? scaling : fsdp_config_at(config, "rope_parameters");
+    fsdp_rope_config rope = {.places = {own, config}, .type = fsdp_config_word(own, "rope_type")};
+    bool is_object = own && own->kind == FSDP_VALUE_DICT;
+    for (size_t item = 1; is_object && item < own->as.list.count; item += 2)
+        rope.differs = rope.differs || own->as.list.items[item].kind == FSDP_VALUE_DICT;
+    rope.type = rope.type ? rope.type : fsdp_config_word(own, "type");
     rope.type = rope.type ? rope.type : "default";
     return rope;
 }

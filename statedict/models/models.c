@@ -166,11 +166,19 @@ static fsdp_status read_fixed(model_lines *lines, fsdp_error *err)
     const char *member = take_word(lines), *sign = take_word(lines), *number = take_word(lines);
     if (strcmp(sign, "=") != 0 || !*number)
         return fail(lines, "a fixed number is MEMBER = NUMBER", NULL, err);
-    if (gguf->fixed_count == FIXED_MOST)
-        return fail(lines, "there are too many fixed numbers", NULL, err);
+    char *end = NULL;
+    (void)strtod(number, &end);
+    if (*end != '\0')
+        return fail(lines, "a fixed number is MEMBER = NUMBER, not", number, err);
     if (!fsdp_architecture_member(reader->model, member, strlen(member)))
         return fail(lines, "no line 'member', 'real' or 'word' has the name", member, err);
-    reader->fixed[gguf->fixed_count++] = (fsdp_gguf_fixed){member, number};
+    size_t at = 0;
+    while (at < gguf->fixed_count && strcmp(reader->fixed[at].member, member) != 0)
+        at++;
+    if (at == FIXED_MOST)
+        return fail(lines, "there are too many fixed numbers", NULL, err);
+    reader->fixed[at] = (fsdp_gguf_fixed){member, number};
+    gguf->fixed_count += at == gguf->fixed_count;
     return FSDP_OK;
 }
 
@@ -191,11 +199,16 @@ static fsdp_status read_gguf(model_lines *lines, fsdp_error *err)
     fsdp_gguf_names *gguf = &lines->reader->model->gguf;
     const char *word;
     gguf->architecture = take_word(lines);
-    gguf->one_way = false;
+    gguf->one_way = gguf->has_factors = gguf->needs_output = false;
     while (*(word = take_word(lines))) {
-        if (strcmp(word, "one-way") != 0)
-            return fail(lines, "after the name only 'one-way' may follow, not", word, err);
-        gguf->one_way = true;
+        bool *fact = strcmp(word, "one-way") == 0   ? &gguf->one_way
+                     : strcmp(word, "factors") == 0 ? &gguf->has_factors
+                     : strcmp(word, "untied") == 0  ? &gguf->needs_output
+                                                    : NULL;
+        if (!fact)
+            return fail(lines, "after the name only one-way, factors or untied may follow, not",
+                        word, err);
+        *fact = true;
     }
     return FSDP_OK;
 }

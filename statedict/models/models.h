@@ -63,6 +63,8 @@ typedef enum fsdp_window_use { FSDP_WINDOW_NEVER, FSDP_WINDOW_ALWAYS, FSDP_WINDO
 typedef struct fsdp_gguf_names {
     const char *architecture;  /* NULL: llama.cpp does not have it, or this project no map for its names */
     bool one_way;              /* a file of this architecture becomes a model of another family */
+    bool has_factors;          /* it reads Llama 3.1's scaling of rotary frequencies from a tensor */
+    bool needs_output;         /* it does not take the embedding for an output that is not in the file */
     const char *pre;           /* the pattern of words of its tokenizer */
     const char *activations;   /* those that llama.cpp computes, with '|' between them */
     fsdp_window_use window;    /* whether transformers gives it a sliding window */

@@ -272,6 +272,56 @@ Test(gguf_values, granite_has_scales_of_its_own)
     cr_assert_str_eq(text_of(find("general.architecture")), "granite");
 }
 
+/* transformers takes null for its default, and rope_scaling before rope_parameters. */
+Test(gguf_values, null_is_the_default_and_rope_scaling_counts)
+{
+    cr_assert_eq(read_with("mixtral", "\"rms_norm_eps\": null, \"rope_theta\": null, "
+                                      "\"num_experts_per_tok\": null"),
+                 FSDP_OK, "%s", err.text);
+    cr_assert_eq(find("llama.attention.layer_norm_rms_epsilon")->as.f64, (double)1e-5F);
+    cr_assert_eq(find("llama.rope.freq_base")->as.f64, 1e6);
+    cr_assert_eq(number("llama.expert_used_count"), 2);
+    cr_assert_eq(read_with("llama", "\"rope_parameters\": {\"rope_type\": \"default\"}, "
+                                    "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 4}"),
+                 FSDP_OK, "%s", err.text);
+    cr_assert_eq(find("llama.rope.scaling.factor")->as.f64, 4);
+    cr_assert_eq(read_with("llama", "\"rope_scaling\": {}, \"rope_parameters\": {\"rope_type\": "
+                                    "\"linear\", \"factor\": 2, \"rope_theta\": 5}"),
+                 FSDP_OK, "%s", err.text);
+    cr_assert_eq(find("llama.rope.scaling.factor")->as.f64, 2);
+    cr_assert_eq(find("llama.rope.freq_base")->as.f64, 5);
+}
+
+Test(gguf_values, numbers_that_gguf_cannot_hold_are_refused)
+{
+    static const struct {
+        const char *type, *members, *said;
+        fsdp_status status;
+    } odd[] = {
+        {"granite", "\"embedding_multiplier\": 1e300",
+         "embedding_multiplier 1e+300 is out of range", FSDP_ERR_USAGE},
+        {"llama", "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 1e300}",
+         "factor 1e+300 is out of range", FSDP_ERR_USAGE},
+        {"llama",
+         "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, "
+         "\"original_max_position_embeddings\": 1e300}",
+         "original_max_position_embeddings 1e+300 is out of range", FSDP_ERR_USAGE},
+        {"granite", "\"attention_multiplier\": \"0.5\"",
+         "attention_multiplier is a text, not a number", FSDP_ERR_DAMAGED},
+        {"olmo2", "\"tie_word_embeddings\": true", "tie_word_embeddings true", FSDP_ERR_USAGE},
+        {"olmo2", "\"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8}", "rope_type 'llama3'",
+         FSDP_ERR_USAGE},
+        {"qwen2", "\"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8}", "rope_type 'llama3'",
+         FSDP_ERR_USAGE},
+    };
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        cr_assert_eq(read_with(odd[i].type, odd[i].members), odd[i].status, "%zu: %s", i, err.text);
+        cr_assert(strstr(err.text, odd[i].said), "%s", err.text);
+    }
+    cr_assert_eq(read_with("granite", "\"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8}"),
+                 FSDP_OK, "%s", err.text);
+}
+
 Test(gguf_values, yarn_has_the_length_before_it)
 {
     cr_assert_eq(read_with("qwen2", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0, "
@@ -526,6 +576,31 @@ Test(gguf_values, a_config_of_another_architecture_is_refused)
     cr_assert_eq(fsdp_gguf_config_text(sd, &text, &err), FSDP_ERR_USAGE, "no such scaling");
     fsdp_text_release(&text);
     fsdp_sd_free(sd);
+}
+
+/* OLMo 3 has the architecture of OLMo 2, and a window. */
+Test(gguf_values, files_with_windows_or_without_a_scale_are_refused)
+{
+    static const char *const keys[] = {"olmo2.attention.sliding_window", "granite.attention.scale"};
+    for (int i = 0; i < 2; i++) {
+        fsdp_sd *sd = NULL;
+        fsdp_text text = {0};
+        const fsdp_value none = fsdp_value_i64(0), window = fsdp_value_i64(8);
+        cr_assert_eq(read_with(i == 0 ? "olmo2" : "granite", "\"vocab_size\": 8"), FSDP_OK, "%s",
+                     err.text);
+        for (int with = 0; with < 2; with++) {
+            cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
+            for (size_t k = 0; k < values.count; k++)
+                if (with == 0 || strcmp(values.items[k].name, keys[1]) != 0)
+                    add_value(sd, values.items[k].name, &values.items[k].value);
+            if (with == 1)
+                add_value(sd, keys[i], i == 0 ? &window : &none);
+            cr_assert_eq(fsdp_gguf_config_text(sd, &text, &err), with ? FSDP_ERR_USAGE : FSDP_OK,
+                         "%s %d: %s", keys[i], with, err.text);
+            fsdp_text_release(&text);
+            fsdp_sd_free(sd);
+        }
+    }
 }
 
 /* The config of a llama with YaRN whose file has one pair more. */

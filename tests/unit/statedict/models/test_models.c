@@ -162,7 +162,7 @@ Test(models, name_the_line_of_a_fault)
         {"fixed a = 1\n", "toy.model:1: no line 'member', 'real' or 'word' has the name 'a'"},
         {"window open\n", "toy.model:1: a window is never, always or if-used, not 'open'"},
         {"gguf llama two-way\n",
-         "toy.model:1: after the name only 'one-way' may follow, not 'two-way'"},
+         "toy.model:1: after the name only one-way, factors or untied may follow, not 'two-way'"},
         {"bases a b c d e\n", "toy.model:1: there are too many bases"},
         {"pre a b\n", "toy.model:1: the line has a word too many: 'b'"},
     };
