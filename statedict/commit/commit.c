@@ -132,7 +132,7 @@ static fsdp_status require_only_ours(fsdp_io *io, const char *dir, fsdp_error *e
     if (!foreign)
         return FSDP_OK;
     fsdp_fail(err, FSDP_ERR_EXISTS,
-              "'%s' also holds '%s', which does not belong to the checkpoint; move it away first",
+              "'%s' also holds '%s', which does not belong to the checkpoint; move that away first",
               dir, foreign);
     fsdp_free(foreign);
     return FSDP_ERR_EXISTS;

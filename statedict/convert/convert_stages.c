@@ -145,10 +145,11 @@ static fsdp_status encode_blocks(convert_stages *stages, fsdp_checkpoint **from,
     const char *dtype = job->opts.select.dtype;
     fsdp_dtype blocks = fsdp_convert_blocks_of(dtype);
     if (blocks && !fsdp_blocks_can_encode(blocks))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "blocks of %s can be read and copied, but not made; q8_0 and q4_0 can, "
-                         "and llama-quantize of llama.cpp makes others from a GGUF file in bf16",
-                         dtype);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "blocks of %s can be read and copied, but not made; q8_0 and q4_0 can be made, "
+            "and llama-quantize of llama.cpp makes others from a GGUF file in bf16",
+            dtype);
     if (blocks && !job->format->writer->holds_dtype(blocks))
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s holds no blocks of %s; --to gguf does",
                          job->format->name, dtype);

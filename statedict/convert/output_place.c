@@ -171,9 +171,11 @@ static fsdp_status require_no_extras(const fsdp_output_place *place, const char 
     if (!search.found)
         return FSDP_OK;
     bool could_be = fsdp_copied_name(search.found, true);
-    fsdp_fail(err, FSDP_ERR_EXISTS,
-              "'%s' holds '%s', which is not of format %s%s; move it away first", to, search.found,
-              place->format->name, could_be ? " or was changed since it was copied" : "");
+    fsdp_fail(
+        err, FSDP_ERR_EXISTS,
+        "'%s' is not overwritten: it holds '%s', which is not of format %s%s; move that away first",
+        to, search.found, place->format->name,
+        could_be ? " or was changed since it was copied" : "");
     fsdp_free(search.found);
     return FSDP_ERR_EXISTS;
 }

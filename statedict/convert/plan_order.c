@@ -141,8 +141,8 @@ static fsdp_status check_version(const order_text *plan, fsdp_error *err)
     long version = strtol(plan->data + start, NULL, 10);
     if (version > FSDP_PLAN_VERSION)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' is a plan of version %ld, this fsdp reads versions up to %d; a "
-                         "newer fsdp is needed",
+                         "'%s' is a plan of version %ld, but this fsdp reads version %d; a newer "
+                         "fsdp is needed",
                          plan->path, version, FSDP_PLAN_VERSION);
     if (version == FSDP_PLAN_VERSION && fsdp_plan_is_whole(plan->data, plan->size))
         return FSDP_OK;

@@ -236,11 +236,12 @@ static bool find_names(next_line *next)
 
 /* --- the line --------------------------------------------------------------------------------- */
 
-/* Adds an option with the number rounded up to one digit. */
+/* Adds an option with the number rounded up to one digit. The smallest numbers have powers of ten that a
+ * double does not have, so every digit is tried. */
 static void add_bound(fsdp_text *text, const char *option, double number)
 {
     char spelled[40];
-    int exponent = (int)floor(log10(number)), digit = (int)(number / pow(10, exponent));
+    int exponent = (int)floor(log10(number)), digit = 1;
     do
         snprintf(spelled, sizeof spelled, "%de%d", digit < 10 ? digit : 1,
                  digit < 10 ? exponent : exponent + 1);
