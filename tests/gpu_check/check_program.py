@@ -31,7 +31,7 @@ class Run:
         command = [PROGRAM, *arguments]
         self.text = " ".join([*(f"{name}={value}" for name, value in environment.items()), *command])
         clean = {name: value for name, value in os.environ.items() if not name.startswith("FSDP_")}
-        done = subprocess.run(command, env={**clean, **LIBRARIES, **environment}, text=True, timeout=240,
+        done = subprocess.run(command, env={**clean, **LIBRARIES, **environment}, text=True, timeout=1200,
                               capture_output=True, check=False)
         self.exit, self.output, self.errors = done.returncode, done.stdout, done.stderr
         self.rows = {}
@@ -56,7 +56,7 @@ class Run:
 
 def check_everything(folder):
     path = Path(folder) / "rows.json"
-    run = Run("--quick", "--bytes", "1m", "--json", str(path))
+    run = Run("--quick", "--slow", "10", "--bytes", "1m", "--json", str(path))
     run.expect_end(0)
     listed = subprocess.run([PROGRAM, "--list"], text=True, capture_output=True, check=True).stdout
     for name in listed.split():
@@ -84,7 +84,7 @@ def check_json(run, written):
 def check_goals(folder):
     """Rates are judged once the data is large."""
     path = Path(folder) / "goals.json"
-    run = Run("--quick", "--bytes", "256m", "--only", "kernel/hash", "--json", str(path))
+    run = Run("--quick", "--slow", "10", "--bytes", "256m", "--only", "kernel/hash", "--json", str(path))
     row = json.loads(path.read_text())["rows"][-1]
     meets = row["achieved"] >= 0.4 * row["bound"] > 0
     expect((row["name"], row["goal"]) == ("kernel/hash", 0.4), f"{run.text}: {row}")

@@ -28,6 +28,7 @@ static const char *const usage =
     "  --device NAME cuda:0 (default), cuda:1, ...\n"
     "  --seed N      of random data, to repeat a run\n"
     "  --bytes SIZE  of a kernel's data; below 256 MiB rates are not judged\n"
+    "  --slow N      N times as many seconds for each check, on a machine that is busy\n"
     "  --list        prints the names of the checks\n"
     "  --help        this text\n"
     "\n"
@@ -98,11 +99,11 @@ static bool is_wanted(const gpu_options *options, const gpu_check *check)
 static void run_checks(gpu_results *results, int64_t began_ms)
 {
     const gpu_options *options = &results->options;
-    const double whole = options->quick ? QUICK_SECONDS : ALL_SECONDS;
+    const double whole = (options->quick ? QUICK_SECONDS : ALL_SECONDS) * options->slow;
     gpu_check check;
     for (int i = 0; check_at(i, &check) && !gpu_stopped(); i++) {
         double left = whole - (double)(fsdp_now_ms() - began_ms) * 1e-3;
-        double seconds = options->quick ? check.quick_seconds : check.seconds;
+        double seconds = (options->quick ? check.quick_seconds : check.seconds) * options->slow;
         if (!is_wanted(options, &check))
             continue;
         if (left >= LEAST_SECONDS) {
@@ -164,6 +165,7 @@ enum {
     KEY_DEVICE,
     KEY_SEED,
     KEY_BYTES,
+    KEY_SLOW,
     KEY_LIST,
     KEY_HELP
 };
@@ -178,6 +180,7 @@ static void take_option(gpu_options *options, int key)
     case KEY_DEVICE: options->device = optarg; return;
     case KEY_SEED: options->seed = read_number("--seed", optarg, false); return;
     case KEY_BYTES: options->bytes = (size_t)read_number("--bytes", optarg, true); return;
+    case KEY_SLOW: options->slow = (double)read_number("--slow", optarg, false); return;
     case KEY_LIST: list_checks(stdout); exit(0);
     case KEY_HELP: fputs(usage, stdout); exit(0);
     default: fprintf(stderr, "gpu-check --help lists the options\n"); exit(FSDP_ERR_USAGE);
@@ -193,16 +196,19 @@ static void read_options(gpu_options *options, int argc, char **argv)
                                           {"device", required_argument, NULL, KEY_DEVICE},
                                           {"seed", required_argument, NULL, KEY_SEED},
                                           {"bytes", required_argument, NULL, KEY_BYTES},
+                                          {"slow", required_argument, NULL, KEY_SLOW},
                                           {"list", no_argument, NULL, KEY_LIST},
                                           {"help", no_argument, NULL, KEY_HELP},
                                           {0}};
-    *options = (gpu_options){.device = "cuda:0"};
+    *options = (gpu_options){.device = "cuda:0", .slow = 1};
     if (getrandom(&options->seed, sizeof options->seed, 0) != sizeof options->seed)
         options->seed = (uint64_t)fsdp_now_ms();
     for (int key; (key = getopt_long(argc, argv, "", known, NULL)) != -1;)
         take_option(options, key);
     if (optind < argc)
         refuse("argument", argv[optind]);
+    if (options->slow < 1 || options->slow > 100)
+        refuse("--slow", "below 1 or above 100");
     if (options->only)
         refuse_unnamed(options->only);
     if (options->bytes == 0)

@@ -50,6 +50,7 @@ typedef struct gpu_facts {
 
 typedef struct gpu_options {
     bool quick, build;
+    double slow;               /* times the seconds of the table */
     const char *only, *json;
     const char *device;        /* "cuda:0" */
     const char *folder;        /* of this program, and of sources and other programs next to it */
