@@ -207,8 +207,10 @@ static void read_options(gpu_options *options, int argc, char **argv)
         take_option(options, key);
     if (optind < argc)
         refuse("argument", argv[optind]);
-    if (options->slow < 1 || options->slow > 100)
-        refuse("--slow", "below 1 or above 100");
+    if (options->slow < 1 || options->slow > 100) {
+        fprintf(stderr, "error: --slow: 1 to 100 are allowed\n");
+        exit(FSDP_ERR_USAGE);
+    }
     if (options->only)
         refuse_unnamed(options->only);
     if (options->bytes == 0)
