@@ -21,13 +21,15 @@
 /* A key of the family's description with its number. */
 typedef struct gguf_number {
     const char *key, *member;
+    fsdp_member_kind kind;
     double value;
-    bool is_there, is_float;
+    bool is_there;
 } gguf_number;
 
 typedef struct model_config {
     const char *path;
     const fsdp_value *json;
+    fsdp_config formulas; /* the same members, for formulas of the family */
     const fsdp_architecture *family;
     const char *architecture; /* in llama.cpp */
     fsdp_rope_config rope;
@@ -38,16 +40,16 @@ typedef struct model_config {
 
 /* Numbers that tensors tell, the first ones of every model: a default of transformers does not count. */
 enum { NEEDED = 4 };
-static const char *const told[] = {
+static const char *const of_tensors[] = {
     "block_count",          "embedding_length",          "attention.head_count",
     "context_length",       "feed_forward_length",       "attention.head_count_kv",
     "attention.key_length", "attention.value_length",    "vocab_size",
     "expert_count",         "expert_feed_forward_length"};
 
-static bool is_told(const char *key)
+static bool is_of_tensors(const char *key)
 {
-    for (size_t i = 0; i < sizeof told / sizeof *told; i++)
-        if (strcmp(told[i], key) == 0)
+    for (size_t i = 0; i < sizeof of_tensors / sizeof *of_tensors; i++)
+        if (strcmp(of_tensors[i], key) == 0)
             return true;
     return false;
 }
@@ -147,14 +149,31 @@ static fsdp_status read_numbers(model_config *config, fsdp_error *err)
     for (size_t i = 0; i < gguf->key_count; i++) {
         const fsdp_gguf_key *key = &gguf->keys[i];
         gguf_number *number = &config->numbers[config->count++];
-        *number =
-            (gguf_number){.key = key->key,
-                          .member = key->member,
-                          .is_float = describe(config, key->member)->kind == FSDP_MEMBER_REAL};
+        *number = (gguf_number){
+            .key = key->key, .member = key->member, .kind = describe(config, key->member)->kind};
         FSDP_TRY(check_kind(config, key->member, err));
-        number->is_there = find_member(config, key->member, !is_told(key->key), &number->value);
+        number->is_there =
+            key->member[0] != '$' &&
+            find_member(config, key->member, !is_of_tensors(key->key), &number->value);
         if (number->is_there)
-            FSDP_TRY(check_number(config, key->member, number->value, number->is_float, err));
+            FSDP_TRY(check_number(config, key->member, number->value,
+                                  number->kind == FSDP_MEMBER_REAL, err));
+    }
+    return FSDP_OK;
+}
+
+/* Computes the numbers of names that are not members. */
+static fsdp_status compute_numbers(model_config *config, fsdp_error *err)
+{
+    config->formulas.architecture = config->family;
+    FSDP_TRY(fsdp_config_take(&config->formulas, err));
+    for (size_t i = 0; i < config->count; i++) {
+        gguf_number *number = &config->numbers[i];
+        if (number->member[0] != '$')
+            continue;
+        FSDP_TRY(fsdp_config_number(&config->formulas, number->member, &number->value, err));
+        FSDP_TRY(check_number(config, number->member, number->value, false, err));
+        number->is_there = true;
     }
     return FSDP_OK;
 }
@@ -265,10 +284,10 @@ static fsdp_status complete(const model_config *config, const fsdp_sd *sd, fsdp_
         FSDP_TRY(take_heads(config, sd, err));
     }
     for (size_t i = 0; i < NEEDED; i++) {
-        const gguf_number *number = find_number(config, told[i]);
-        if (number_of(config, told[i]) < 1)
+        const gguf_number *number = find_number(config, of_tensors[i]);
+        if (number_of(config, of_tensors[i]) < 1)
             return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no %s, which GGUF needs", config->path,
-                             number ? number->member : told[i]);
+                             number ? number->member : of_tensors[i]);
     }
     gguf_number *inner = find_number(config, "feed_forward_length");
     if (inner && !inner->is_there) {
@@ -301,10 +320,11 @@ static fsdp_status check_fixed(const model_config *config, fsdp_error *err)
 {
     const fsdp_gguf_names *gguf = &config->family->gguf;
     for (size_t i = 0; i < gguf->fixed_count; i++) {
+        const char *member = gguf->fixed[i].member;
         double number;
-        if (find_member(config, gguf->fixed[i].member, true, &number) &&
+        if (fsdp_config_number(&config->formulas, member, &number, NULL) == FSDP_OK &&
             number != strtod(gguf->fixed[i].number, NULL))
-            return refuse_number(config, gguf->fixed[i].member, number, err);
+            return refuse_number(config, member, number, err);
     }
     return FSDP_OK;
 }
@@ -347,6 +367,32 @@ static fsdp_status check_yarn(const model_config *config, double factor, fsdp_er
                : refuse(config, "an attention_factor or mscale of YaRN", err);
 }
 
+/* The part of a head that is rotated. */
+static double find_rotary(const model_config *config)
+{
+    double part = 1;
+    const char *member = config->family->gguf.rotary;
+    if (!fsdp_rope_real(&config->rope, "partial_rotary_factor", &part) && member)
+        (void)find_member(config, member, true, &part);
+    return part;
+}
+
+static double head_width(const model_config *config)
+{
+    return has_number(config, "attention.key_length")
+               ? number_of(config, "attention.key_length")
+               : number_of(config, "embedding_length") / number_of(config, "attention.head_count");
+}
+
+/* transformers rounds down the width that is rotated, and rotates pairs. */
+static fsdp_status check_rotary(const model_config *config, fsdp_error *err)
+{
+    double part = find_rotary(config), width = floor(head_width(config) * part);
+    bool is_fine = part == 1 || (config->family->gguf.rotary && part > 0 && part < 1 &&
+                                 width >= 2 && fmod(width, 2) == 0);
+    return is_fine ? FSDP_OK : refuse_number(config, "partial_rotary_factor", part, err);
+}
+
 static fsdp_status check_rope(const model_config *config, fsdp_error *err)
 {
     const fsdp_rope_config *rope = &config->rope;
@@ -354,9 +400,8 @@ static fsdp_status check_rope(const model_config *config, fsdp_error *err)
     bool has_key = is_yarn || strcmp(rope->type, "linear") == 0;
     bool is_plain = strcmp(rope->type, "default") == 0 ||
                     (strcmp(rope->type, "llama3") == 0 && config->family->gguf.has_factors);
-    double factor = 0, part;
-    if (fsdp_rope_real(rope, "partial_rotary_factor", &part) && part != 1)
-        return refuse_number(config, "partial_rotary_factor", part, err);
+    double factor = 0;
+    FSDP_TRY(check_rotary(config, err));
     if (rope->differs)
         return refuse(config, "rope_parameters for several types of layers", err);
     if (!has_key && !is_plain) {
@@ -431,14 +476,15 @@ static fsdp_status check_told(const model_config *config, fsdp_error *err)
 
 /* --- pairs ------------------------------------------------------------------------------------ */
 
-/* f32: readers ask for a float. */
+/* Readers ask for a float, a whole number or a boolean. */
 static fsdp_status add_number(fsdp_named_values *out, const char *architecture, const char *key,
-                              double number, bool f32, fsdp_error *err)
+                              double number, fsdp_member_kind kind, fsdp_error *err)
 {
     char name[128];
     snprintf(name, sizeof name, "%s.%s", architecture, key);
-    fsdp_value value =
-        f32 ? fsdp_value_f64((double)(float)number) : fsdp_value_i64((int64_t)number);
+    fsdp_value value = kind == FSDP_MEMBER_REAL   ? fsdp_value_f64((double)(float)number)
+                       : kind == FSDP_MEMBER_FLAG ? fsdp_value_bool(number != 0)
+                                                  : fsdp_value_i64((int64_t)number);
     return fsdp_named_values_add(out, name, &value, err);
 }
 
@@ -446,11 +492,9 @@ static fsdp_status add_rope(const model_config *config, fsdp_named_values *out, 
 {
     const fsdp_rope_config *rope = &config->rope;
     const char *architecture = config->architecture;
-    double width =
-        has_number(config, "attention.key_length")
-            ? number_of(config, "attention.key_length")
-            : number_of(config, "embedding_length") / number_of(config, "attention.head_count");
-    FSDP_TRY(add_number(out, architecture, "rope.dimension_count", width, false, err));
+    if (!find_number(config, "rope.dimension_count"))
+        FSDP_TRY(add_number(out, architecture, "rope.dimension_count",
+                            head_width(config) * find_rotary(config), FSDP_MEMBER_WHOLE, err));
     bool is_yarn = strcmp(rope->type, "yarn") == 0;
     if (!is_yarn && strcmp(rope->type, "linear") != 0)
         return FSDP_OK;
@@ -460,11 +504,11 @@ static fsdp_status add_rope(const model_config *config, fsdp_named_values *out, 
     FSDP_TRY(fsdp_named_values_add_text(out, name, rope->type, err));
     (void)fsdp_rope_real(rope, "factor", &factor);
     FSDP_TRY(check_number(config, "factor", factor, true, err));
-    FSDP_TRY(add_number(out, architecture, "rope.scaling.factor", factor, true, err));
+    FSDP_TRY(add_number(out, architecture, "rope.scaling.factor", factor, FSDP_MEMBER_REAL, err));
     if (fsdp_rope_real(rope, "original_max_position_embeddings", &length))
         FSDP_TRY(check_number(config, "original_max_position_embeddings", length, false, err));
     return is_yarn ? add_number(out, architecture, "rope.scaling.original_context_length", length,
-                                false, err)
+                                FSDP_MEMBER_WHOLE, err)
                    : FSDP_OK;
 }
 
@@ -486,7 +530,7 @@ static fsdp_status add_pairs(const model_config *config, const char *directory,
     for (size_t i = 0; i < config->count; i++)
         if (config->numbers[i].is_there)
             FSDP_TRY(add_number(out, config->architecture, config->numbers[i].key,
-                                config->numbers[i].value, config->numbers[i].is_float, err));
+                                config->numbers[i].value, config->numbers[i].kind, err));
     return has_rope(config) ? add_rope(config, out, err) : FSDP_OK;
 }
 
@@ -501,11 +545,9 @@ static fsdp_status read_token(const model_config *config, const char *member, in
     return FSDP_OK;
 }
 
-fsdp_status fsdp_gguf_config(const fsdp_gguf_model *model, fsdp_named_values *out,
-                             fsdp_gguf_tokens *tokens_out, fsdp_error *err)
+static fsdp_status make_pairs(model_config *config, const fsdp_gguf_model *model,
+                              fsdp_named_values *out, fsdp_gguf_tokens *tokens_out, fsdp_error *err)
 {
-    model_config whole = {.path = model->config_path, .json = model->config, .arena = model->arena};
-    model_config *config = &whole;
     const char *type = fsdp_config_word(config->json, "model_type");
     FSDP_TRY(fsdp_architecture_find(config->arena, type ? type : "", type ? strlen(type) : 0,
                                     &config->family, err));
@@ -517,6 +559,7 @@ fsdp_status fsdp_gguf_config(const fsdp_gguf_model *model, fsdp_named_values *ou
     config->architecture = config->family->gguf.architecture;
     config->rope = fsdp_config_rope(config->json);
     FSDP_TRY(read_numbers(config, err));
+    FSDP_TRY(compute_numbers(config, err));
     *tokens_out = (fsdp_gguf_tokens){.pre = config->family->gguf.pre};
     FSDP_TRY(read_token(config, "bos_token_id", &tokens_out->bos, err));
     FSDP_TRY(read_token(config, "eos_token_id", &tokens_out->eos, err));
@@ -525,4 +568,19 @@ fsdp_status fsdp_gguf_config(const fsdp_gguf_model *model, fsdp_named_values *ou
     tokens_out->vocab_size =
         has_number(config, "vocab_size") ? (int64_t)number_of(config, "vocab_size") : -1;
     return add_pairs(config, model->directory, out, err);
+}
+
+fsdp_status fsdp_gguf_config(const fsdp_gguf_model *model, fsdp_named_values *out,
+                             fsdp_gguf_tokens *tokens_out, fsdp_error *err)
+{
+    model_config config = {.path = model->config_path,
+                           .json = model->config,
+                           .formulas = {.json = *model->config,
+                                        .text = model->text,
+                                        .size = model->text_size,
+                                        .path = model->config_path},
+                           .arena = model->arena};
+    fsdp_status st = make_pairs(&config, model, out, tokens_out, err);
+    fsdp_arena_release(&config.formulas.arena);
+    return st;
 }

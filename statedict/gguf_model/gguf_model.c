@@ -5,7 +5,7 @@
 #include "statedict/gguf_model/gguf_values.h"
 
 #include "base/core/mem.h"
-#include "statedict/models/models.h"
+#include "statedict/models/config.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -41,22 +41,34 @@ static void add_float(fsdp_text *out, double value)
 
 static bool is_number(const fsdp_value *value)
 {
-    return value && (value->kind == FSDP_VALUE_I64 ||
+    return value && (value->kind == FSDP_VALUE_I64 || value->kind == FSDP_VALUE_BOOL ||
                      (value->kind == FSDP_VALUE_F64 && isfinite(value->as.f64)));
 }
 
 static double number_of(const fsdp_value *value)
 {
-    return value->kind == FSDP_VALUE_I64 ? (double)value->as.i64 : value->as.f64;
+    return value->kind == FSDP_VALUE_I64    ? (double)value->as.i64
+           : value->kind == FSDP_VALUE_BOOL ? (double)value->as.boolean
+                                            : value->as.f64;
 }
 
 static void add_member(fsdp_text *out, const char *member, const fsdp_value *value)
 {
     fsdp_text_addf(out, ",\n  \"%s\": ", member);
-    if (value->kind == FSDP_VALUE_I64)
+    if (value->kind == FSDP_VALUE_BOOL)
+        fsdp_text_addf(out, "%s", value->as.boolean ? "true" : "false");
+    else if (value->kind == FSDP_VALUE_I64)
         fsdp_text_addf(out, "%" PRId64, value->as.i64);
     else
         add_float(out, value->as.f64);
+}
+
+static bool has_key(const fsdp_gguf_names *gguf, const char *key)
+{
+    for (size_t i = 0; i < gguf->key_count; i++)
+        if (strcmp(gguf->keys[i].key, key) == 0)
+            return true;
+    return false;
 }
 
 /* Numbers that every config.json needs. Without a scale of attention llama.cpp takes that of the head's
@@ -68,13 +80,21 @@ static bool is_needed(const char *key)
            strcmp(key, "attention.scale") == 0;
 }
 
-/* True for a key after that of the same member; vocab_size is that of the tensor. */
-static bool is_told(const fsdp_gguf_names *gguf, size_t at)
+/* True where config.json gets no member of the key: it is of a key before, vocab_size is that of the tensor,
+ * and a name of formulas is none. */
+static bool has_no_member(const fsdp_gguf_names *gguf, size_t at)
 {
     for (size_t i = 0; i < at; i++)
         if (strcmp(gguf->keys[i].member, gguf->keys[at].member) == 0)
             return true;
-    return strcmp(gguf->keys[at].key, "vocab_size") == 0;
+    return strcmp(gguf->keys[at].key, "vocab_size") == 0 || gguf->keys[at].member[0] == '$';
+}
+
+static fsdp_status fail_missing(const fsdp_gguf_names *gguf, const char *key, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "the number '%s.%s' is missing, and a config.json needs it",
+                     gguf->architecture, key);
 }
 
 static fsdp_status add_members(const fsdp_sd *sd, const fsdp_gguf_names *gguf, fsdp_text *out,
@@ -85,12 +105,132 @@ static fsdp_status add_members(const fsdp_sd *sd, const fsdp_gguf_names *gguf, f
         const fsdp_value *value = find_below(sd, gguf->architecture, key->key);
         bool is_missing = !is_number(value) || number_of(value) == 0;
         if (is_missing && is_needed(key->key))
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "the number '%s.%s' is missing, and a config.json needs it",
-                             gguf->architecture, key->key);
-        if (is_number(value) && !is_told(gguf, i))
+            return fail_missing(gguf, key->key, err);
+        if (is_number(value) && !has_no_member(gguf, i))
             add_member(out, key->member, value);
     }
+    return FSDP_OK;
+}
+
+/* --- members that follow from others ------------------------------------------------------------- */
+
+/* Takes the whole numbers of the keys as members of formulas. */
+static fsdp_status take_numbers(const fsdp_sd *sd, fsdp_config *known, fsdp_error *err)
+{
+    const fsdp_gguf_names *gguf = &known->architecture->gguf;
+    known->values =
+        fsdp_arena_alloc(&known->arena, gguf->key_count + gguf->back_count, sizeof *known->values);
+    if (!known->values)
+        return fsdp_fail_memory(err, "config.json");
+    for (size_t i = 0; i < gguf->key_count; i++) {
+        const fsdp_value *value = find_below(sd, gguf->architecture, gguf->keys[i].key);
+        if (is_number(value) && value->kind != FSDP_VALUE_F64)
+            known->values[known->count++] =
+                (fsdp_config_value){.name = gguf->keys[i].member,
+                                    .is_there = true,
+                                    .number = (int64_t)number_of(value)};
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status add_computed(fsdp_config *known, fsdp_text *out, fsdp_error *err)
+{
+    const fsdp_gguf_names *gguf = &known->architecture->gguf;
+    for (size_t i = 0; i < gguf->back_count; i++) {
+        const fsdp_gguf_back *back = &gguf->back[i];
+        int64_t number;
+        FSDP_TRY(fsdp_formula_compute(known, back->formula, 0, &number, err));
+        known->values[known->count++] =
+            (fsdp_config_value){.name = back->member, .is_there = true, .number = number};
+        fsdp_text_addf(out, ",\n  \"%s\": %" PRId64, back->member, number);
+    }
+    return FSDP_OK;
+}
+
+/* A file may have another number than the one that follows from config.json. */
+static fsdp_status check_formulas(const fsdp_sd *sd, const fsdp_config *known, fsdp_error *err)
+{
+    const fsdp_gguf_names *gguf = &known->architecture->gguf;
+    for (size_t i = 0; i < gguf->key_count; i++) {
+        const char *name = gguf->keys[i].member;
+        const fsdp_config_member *member =
+            fsdp_architecture_member(known->architecture, name, strlen(name));
+        const fsdp_value *value = find_below(sd, gguf->architecture, gguf->keys[i].key);
+        int64_t number;
+        if (name[0] != '$')
+            continue;
+        if (!is_number(value))
+            return fail_missing(gguf, gguf->keys[i].key, err);
+        FSDP_TRY(fsdp_formula_compute(known, member->otherwise, 0, &number, err));
+        if (number_of(value) != (double)number)
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "cannot make a config.json from '%s.%s' %g where %" PRId64
+                             " is expected; --copy-from DIR takes one",
+                             gguf->architecture, gguf->keys[i].key, number_of(value), number);
+    }
+    return FSDP_OK;
+}
+
+/* transformers may have another default than the number with which llama.cpp computes. */
+static void add_fixed(const fsdp_architecture *family, fsdp_text *out)
+{
+    for (size_t i = 0; i < family->gguf.fixed_count; i++) {
+        const fsdp_gguf_fixed *fixed = &family->gguf.fixed[i];
+        const fsdp_config_member *member =
+            fsdp_architecture_member(family, fixed->member, strlen(fixed->member));
+        bool is_usual = !member->otherwise || strcmp(member->otherwise, fixed->number) == 0;
+        if (!is_usual && member->kind == FSDP_MEMBER_FLAG)
+            fsdp_text_addf(out, ",\n  \"%s\": %s", fixed->member,
+                           strcmp(fixed->number, "0") == 0 ? "false" : "true");
+        else if (!is_usual)
+            fsdp_text_addf(out, ",\n  \"%s\": %s", fixed->member, fixed->number);
+    }
+}
+
+static fsdp_status add_others(const fsdp_sd *sd, const fsdp_architecture *family, fsdp_text *out,
+                              fsdp_error *err)
+{
+    fsdp_config known = {.architecture = family, .path = "the pairs of GGUF"};
+    fsdp_status st = take_numbers(sd, &known, err);
+    if (st == FSDP_OK)
+        st = add_computed(&known, out, err);
+    if (st == FSDP_OK)
+        st = check_formulas(sd, &known, err);
+    add_fixed(family, out);
+    fsdp_arena_release(&known.arena);
+    return st;
+}
+
+/* --- rotary positions ---------------------------------------------------------------------------- */
+
+/* The part of a head that is rotated, in digits from which transformers computes the same width. */
+static fsdp_status add_rotary(const fsdp_sd *sd, const fsdp_gguf_names *gguf, fsdp_text *out,
+                              fsdp_error *err)
+{
+    const fsdp_value *rotated = find_below(sd, gguf->architecture, "rope.dimension_count");
+    const fsdp_value *length = find_below(sd, gguf->architecture, "attention.key_length");
+    const fsdp_value *all = find_below(sd, gguf->architecture, "embedding_length");
+    const fsdp_value *heads = find_below(sd, gguf->architecture, "attention.head_count");
+    if (!is_number(rotated) || has_key(gguf, "rope.dimension_count"))
+        return FSDP_OK;
+    double width = is_number(length)                    ? number_of(length)
+                   : is_number(all) && is_number(heads) ? number_of(all) / number_of(heads)
+                                                        : 0;
+    double pairs = number_of(rotated);
+    if (pairs == width && !gguf->rotary)
+        return FSDP_OK;
+    if (!gguf->rotary || !(pairs > 0 && pairs <= width))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot make a config.json from '%s.rope.dimension_count' %g in heads of "
+                         "%g; --copy-from DIR takes one",
+                         gguf->architecture, pairs, width);
+    char text[32];
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, pairs / width);
+        if (floor(width * strtod(text, NULL)) == pairs)
+            break;
+    }
+    fsdp_text_addf(out, ",\n  \"%s\": %s%s", gguf->rotary, text, strpbrk(text, ".e") ? "" : ".0");
     return FSDP_OK;
 }
 
@@ -142,7 +282,7 @@ static fsdp_status add_scaling(const fsdp_sd *sd, const char *architecture, fsdp
 }
 
 /* Members that follow from several pairs, or from tensors. */
-static void add_others(const fsdp_sd *sd, fsdp_text *out)
+static void add_tensors(const fsdp_sd *sd, fsdp_text *out)
 {
     static const char *const tokens[][2] = {{"tokenizer.ggml.bos_token_id", "bos_token_id"},
                                             {"tokenizer.ggml.eos_token_id", "eos_token_id"},
@@ -156,14 +296,6 @@ static void add_others(const fsdp_sd *sd, fsdp_text *out)
         fsdp_text_addf(out, ",\n  \"vocab_size\": %" PRId64, entry->shape[0]);
     bool is_tied = fsdp_sd_find(sd, "output.weight", strlen("output.weight")) < 0;
     fsdp_text_addf(out, ",\n  \"tie_word_embeddings\": %s", is_tied ? "true" : "false");
-}
-
-static bool has_key(const fsdp_gguf_names *gguf, const char *key)
-{
-    for (size_t i = 0; i < gguf->key_count; i++)
-        if (strcmp(gguf->keys[i].key, key) == 0)
-            return true;
-    return false;
 }
 
 /* Finds the family of the files of an architecture. One with experts has a key for their number. */
@@ -207,8 +339,10 @@ static fsdp_status add_config(const fsdp_sd *sd, fsdp_arena *arena, fsdp_text *o
     fsdp_text_addf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
                    family->class_name, family->model_type);
     FSDP_TRY(add_members(sd, &family->gguf, out, err));
+    FSDP_TRY(add_others(sd, family, out, err));
+    FSDP_TRY(add_rotary(sd, &family->gguf, out, err));
     FSDP_TRY(add_scaling(sd, family->gguf.architecture, out, err));
-    add_others(sd, out);
+    add_tensors(sd, out);
     fsdp_text_addf(out, "\n}\n");
     return out->failed ? fsdp_fail_memory(err, "config.json") : FSDP_OK;
 }

@@ -41,6 +41,8 @@ fsdp_status fsdp_named_values_add_text(fsdp_named_values *values, const char *na
 /* A model's config.json, and the directory of its tokenizer, which names the model, too. */
 typedef struct fsdp_gguf_model {
     const fsdp_value *config;  /* fsdp_config_parse of the text */
+    const char *text;
+    size_t text_size;
     const char *config_path;
     fsdp_arena *arena;         /* for the description of its family, which tokens_out borrows */
     const char *directory;

@@ -110,6 +110,8 @@ fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype 
     fsdp_arena arena = {0};
     fsdp_value config = {0};
     fsdp_gguf_model model = {.config = &config,
+                             .text = request->config,
+                             .text_size = request->config_size,
                              .config_path =
                                  request->config_path ? request->config_path : "config.json",
                              .arena = &arena};

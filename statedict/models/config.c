@@ -413,7 +413,7 @@ static fsdp_status take_values(fsdp_config *config, fsdp_error *err)
         return fsdp_fail_memory(err, config->path);
     for (size_t i = 0; i < model->member_count; i++) {
         const fsdp_config_member *member = &model->members[i];
-        bool is_whole = member->kind == FSDP_MEMBER_WHOLE && member->name[0] != '$';
+        bool is_whole = fsdp_member_is_whole(member) && member->name[0] != '$';
         const fsdp_value *json = is_whole ? find_member(&config->json, member->name) : NULL;
         fsdp_config_value *value = &config->values[config->count++];
         value->name = member->name;
@@ -482,6 +482,17 @@ static fsdp_status fail_unknown(const fsdp_model_kind *kind, const char *path, f
                      type, path);
 }
 
+fsdp_status fsdp_config_take(fsdp_config *config, fsdp_error *err)
+{
+    fsdp_model_kind kind = {0};
+    fill_kind(&config->json, &kind);
+    memcpy(config->class_name, kind.class_name, sizeof config->class_name);
+    FSDP_TRY(take_values(config, err));
+    config->is_class_known = has_class(config);
+    config->any_class = !config->is_class_known;
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_config_read(const char *text, size_t size, const char *path, fsdp_config *config,
                              fsdp_error *err)
 {
@@ -491,9 +502,5 @@ fsdp_status fsdp_config_read(const char *text, size_t size, const char *path, fs
     FSDP_TRY(read_kind(&config->arena, &config->json, &kind, &config->architecture, err));
     if (!config->architecture || config->architecture->row_count == 0 || kind.is_quantized)
         return fail_unknown(&kind, path, err);
-    memcpy(config->class_name, kind.class_name, sizeof config->class_name);
-    FSDP_TRY(take_values(config, err));
-    config->is_class_known = has_class(config);
-    config->any_class = !config->is_class_known;
-    return FSDP_OK;
+    return fsdp_config_take(config, err);
 }

@@ -56,6 +56,8 @@ fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path
  * after a failure, too. FSDP_ERR_USAGE when no description has the type, or when it has no tensors. */
 fsdp_status fsdp_config_read(const char *text, size_t size, const char *path, fsdp_config *config,
                              fsdp_error *err);
+/* Fills in the class and the numbers of formulas; architecture, json, text, size and path are there. */
+fsdp_status fsdp_config_take(fsdp_config *config, fsdp_error *err);
 /* Computes a member, or its default, of whatever kind but a word. */
 fsdp_status fsdp_config_number(const fsdp_config *config, const char *name, double *number_out,
                                fsdp_error *err);

@@ -58,7 +58,7 @@ static fsdp_status member(formula *f, const char *name, size_t size, int64_t *ou
         *out = 1;
     else if (value)
         *out = value->number;
-    else if (!known || !known->otherwise || known->kind != FSDP_MEMBER_WHOLE)
+    else if (!known || !known->otherwise || !fsdp_member_is_whole(known))
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no member '%.*s'", f->config->path,
                          (int)size, name);
     else
@@ -127,13 +127,17 @@ static fsdp_status product(formula *f, int64_t *out, fsdp_error *err)
 static fsdp_status sum(formula *f, int64_t *out, fsdp_error *err)
 {
     FSDP_TRY(product(f, out, err));
-    while (take(f, "+")) {
+    for (;;) {
         int64_t right;
+        char sign = take(f, "+") ? '+' : take(f, "-") ? '-' : 0;
+        if (!sign)
+            return FSDP_OK;
         FSDP_TRY(product(f, &right, err));
+        if (sign == '-' && fsdp_mul_overflow(right, -1, &right))
+            return fail_number(f, "a size is too large", err);
         if (fsdp_add_overflow(*out, right, out))
             return fail_number(f, "a size is too large", err);
     }
-    return FSDP_OK;
 }
 
 static int compare_numbers(const void *a, const void *b)

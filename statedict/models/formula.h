@@ -1,6 +1,6 @@
 /*
  * Formulas over members of config.json, for descriptions of models: integers, names of members, "layer",
- * + * / %, == != >, && || !, "layer in LIST", and 'ForCausalLM', which is 1 when the name of the model's
+ * + - * / %, == != >, && || !, "layer in LIST", and 'ForCausalLM', which is 1 when the name of the model's
  * class ends with that text. A true condition is 1.
  *
  * In: a formula of a description, which is trusted, and members, which are not. Out: a number, computed with

@@ -23,6 +23,7 @@ enum {
     ROWS_MOST = 256,
     KEYS_MOST = 48,
     FIXED_MOST = 16,
+    BACK_MOST = 8,
     BASES_MOST = 4,
     LIKE_DEPTH = 8
 };
@@ -35,6 +36,7 @@ typedef struct model_reader {
     fsdp_tensor_row *rows;
     fsdp_gguf_key *keys;
     fsdp_gguf_fixed *fixed;
+    fsdp_gguf_back *back;
     const char **bases;
     int depth; /* of `like` */
 } model_reader;
@@ -137,6 +139,8 @@ static fsdp_status read_member(model_lines *lines, fsdp_member_kind kind, fsdp_e
     return FSDP_OK;
 }
 
+static const char unknown_member[] = "no line 'member', 'flag', 'real' or 'word' has the name";
+
 /* A key that comes again moves to the end: files have keys in this order. */
 static fsdp_status read_key(model_lines *lines, fsdp_error *err)
 {
@@ -151,7 +155,7 @@ static fsdp_status read_key(model_lines *lines, fsdp_error *err)
     if (at == KEYS_MOST)
         return fail(lines, "there are too many keys", NULL, err);
     if (!fsdp_architecture_member(reader->model, member, strlen(member)))
-        return fail(lines, "no line 'member', 'real' or 'word' has the name", member, err);
+        return fail(lines, unknown_member, member, err);
     if (at < gguf->key_count)
         memmove(reader->keys + at, reader->keys + at + 1,
                 (--gguf->key_count - at) * sizeof *reader->keys);
@@ -171,7 +175,7 @@ static fsdp_status read_fixed(model_lines *lines, fsdp_error *err)
     if (*end != '\0')
         return fail(lines, "a fixed number is MEMBER = NUMBER, not", number, err);
     if (!fsdp_architecture_member(reader->model, member, strlen(member)))
-        return fail(lines, "no line 'member', 'real' or 'word' has the name", member, err);
+        return fail(lines, unknown_member, member, err);
     size_t at = 0;
     while (at < gguf->fixed_count && strcmp(reader->fixed[at].member, member) != 0)
         at++;
@@ -179,6 +183,31 @@ static fsdp_status read_fixed(model_lines *lines, fsdp_error *err)
         return fail(lines, "there are too many fixed numbers", NULL, err);
     reader->fixed[at] = (fsdp_gguf_fixed){member, number};
     gguf->fixed_count += at == gguf->fixed_count;
+    return FSDP_OK;
+}
+
+static fsdp_status read_back(model_lines *lines, fsdp_error *err)
+{
+    model_reader *reader = lines->reader;
+    fsdp_gguf_names *gguf = &reader->model->gguf;
+    const char *member = take_word(lines), *sign = take_word(lines), *formula = take_rest(lines);
+    if (strcmp(sign, "=") != 0 || !*formula)
+        return fail(lines, "a member of the way back is MEMBER = FORMULA", NULL, err);
+    if (!fsdp_architecture_member(reader->model, member, strlen(member)))
+        return fail(lines, unknown_member, member, err);
+    if (gguf->back_count == BACK_MOST)
+        return fail(lines, "there are too many members of the way back", NULL, err);
+    reader->back[gguf->back_count++] = (fsdp_gguf_back){member, formula};
+    return FSDP_OK;
+}
+
+static fsdp_status read_rotary(model_lines *lines, fsdp_error *err)
+{
+    fsdp_architecture *model = lines->reader->model;
+    const char *member = take_word(lines);
+    if (!fsdp_architecture_member(model, member, strlen(member)))
+        return fail(lines, unknown_member, member, err);
+    model->gguf.rotary = member;
     return FSDP_OK;
 }
 
@@ -347,6 +376,8 @@ static fsdp_status read_line(model_lines *lines, fsdp_error *err)
         FSDP_TRY(read_bases(lines, err));
     else if (strcmp(word, "member") == 0)
         FSDP_TRY(read_member(lines, FSDP_MEMBER_WHOLE, err));
+    else if (strcmp(word, "flag") == 0)
+        FSDP_TRY(read_member(lines, FSDP_MEMBER_FLAG, err));
     else if (strcmp(word, "real") == 0)
         FSDP_TRY(read_member(lines, FSDP_MEMBER_REAL, err));
     else if (strcmp(word, "word") == 0)
@@ -369,6 +400,10 @@ static fsdp_status read_line(model_lines *lines, fsdp_error *err)
         FSDP_TRY(read_key(lines, err));
     else if (strcmp(word, "fixed") == 0)
         FSDP_TRY(read_fixed(lines, err));
+    else if (strcmp(word, "back") == 0)
+        FSDP_TRY(read_back(lines, err));
+    else if (strcmp(word, "rotary") == 0)
+        FSDP_TRY(read_rotary(lines, err));
     else if (*word)
         return fail(lines, "unknown word", word, err);
     const char *more = take_word(lines);
@@ -433,11 +468,12 @@ fsdp_status fsdp_architecture_parse(fsdp_arena *arena, const char *name, const c
         .rows = fsdp_arena_alloc(arena, ROWS_MOST, sizeof *reader.rows),
         .keys = fsdp_arena_alloc(arena, KEYS_MOST, sizeof *reader.keys),
         .fixed = fsdp_arena_alloc(arena, FIXED_MOST, sizeof *reader.fixed),
+        .back = fsdp_arena_alloc(arena, BACK_MOST, sizeof *reader.back),
         .bases = fsdp_arena_alloc(arena, BASES_MOST, sizeof *reader.bases),
     };
     *architecture_out = NULL;
     if (!reader.model || !reader.members || !reader.rows || !reader.keys || !reader.fixed ||
-        !reader.bases)
+        !reader.back || !reader.bases)
         return fsdp_fail_memory(err, "a description of a model");
     *reader.model = (fsdp_architecture){.model_type = name,
                                         .spellings = 1,
@@ -445,7 +481,8 @@ fsdp_status fsdp_architecture_parse(fsdp_arena *arena, const char *name, const c
                                         .rows = reader.rows,
                                         .bases = reader.bases,
                                         .gguf.keys = reader.keys,
-                                        .gguf.fixed = reader.fixed};
+                                        .gguf.fixed = reader.fixed,
+                                        .gguf.back = reader.back};
     FSDP_TRY(read_text(&reader, name, text, err));
     *architecture_out = reader.model;
     return FSDP_OK;

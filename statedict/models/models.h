@@ -27,6 +27,7 @@
  * are names for formulas only. */
 typedef enum fsdp_member_kind {
     FSDP_MEMBER_WHOLE,         /* a whole number, a boolean, or the count of a list or object */
+    FSDP_MEMBER_FLAG,          /* true or false, which are 1 and 0 in formulas */
     FSDP_MEMBER_REAL,          /* formulas do not use it */
     FSDP_MEMBER_WORD           /* likewise: "silu" */
 } fsdp_member_kind;
@@ -57,6 +58,11 @@ typedef struct fsdp_gguf_fixed {
     const char *member, *number;
 } fsdp_gguf_fixed;
 
+/* A member that a file has no key for, computed from those that have one. */
+typedef struct fsdp_gguf_back {
+    const char *member, *formula;
+} fsdp_gguf_back;
+
 typedef enum fsdp_window_use { FSDP_WINDOW_NEVER, FSDP_WINDOW_ALWAYS, FSDP_WINDOW_IF_USED } fsdp_window_use;
 
 /* The model as llama.cpp knows it. */
@@ -72,6 +78,9 @@ typedef struct fsdp_gguf_names {
     size_t key_count;
     const fsdp_gguf_fixed *fixed;
     size_t fixed_count;
+    const fsdp_gguf_back *back;    /* each may use those before it */
+    size_t back_count;
+    const char *rotary;        /* the member that tells which part of a head is rotated; NULL: all of it */
 } fsdp_gguf_names;
 
 typedef struct fsdp_architecture {
@@ -102,6 +111,11 @@ fsdp_status fsdp_architecture_parse(fsdp_arena *arena, const char *name, const c
 /* NULL: there is none. */
 const fsdp_config_member *fsdp_architecture_member(const fsdp_architecture *architecture, const char *name,
                                                    size_t size);
+/* True where formulas may use the member. */
+static inline bool fsdp_member_is_whole(const fsdp_config_member *member)
+{
+    return member->kind == FSDP_MEMBER_WHOLE || member->kind == FSDP_MEMBER_FLAG;
+}
 /* The first row of the role, from row `from` on; NULL: none. */
 const fsdp_tensor_row *fsdp_architecture_role(const fsdp_architecture *architecture, const char *role,
                                               size_t from);

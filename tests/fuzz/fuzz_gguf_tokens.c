@@ -64,8 +64,12 @@ static void read_config(const bundle *files, fsdp_arena *arena, fsdp_gguf_tokens
     for (size_t i = 0; i < files->count; i++) {
         const memory_entry *file = &files->files[i];
         fsdp_value config;
-        const fsdp_gguf_model model = {
-            .config = &config, .config_path = "config.json", .arena = arena, .directory = "fuzz"};
+        const fsdp_gguf_model model = {.config = &config,
+                                       .text = (const char *)file->data,
+                                       .text_size = file->size,
+                                       .config_path = "config.json",
+                                       .arena = arena,
+                                       .directory = "fuzz"};
         if (strcmp(file->name, "config.json") == 0 && file->size > 0 &&
             fsdp_config_parse(arena, (const char *)file->data, file->size, "config.json", &config,
                               NULL) == FSDP_OK &&

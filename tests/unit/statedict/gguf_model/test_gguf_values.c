@@ -43,6 +43,8 @@ static fsdp_status read_all(void)
     fsdp_arena arena = {0};
     fsdp_value json;
     const fsdp_gguf_model model = {.config = &json,
+                                   .text = config,
+                                   .text_size = strlen(config),
                                    .config_path = "config.json",
                                    .arena = &arena,
                                    .directory = directory,

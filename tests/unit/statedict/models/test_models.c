@@ -136,6 +136,26 @@ Test(models, order_keys_as_files_have_them)
     cr_expect_str_eq(gguf->fixed[1].number, "0.5");
 }
 
+Test(models, compute_keys_and_members_of_the_way_back)
+{
+    const fsdp_architecture *model = parse("member a\nflag b = 1\nmember $c = 2 * a - b\n"
+                                           "real part = 0.5\nrotary part\nkey k.c = $c\n"
+                                           "back a = ($c + b) / 2\n");
+    const fsdp_gguf_names *gguf = &model->gguf;
+    fsdp_config_value values[] = {{.name = "a", .is_there = true, .number = 7}};
+    const fsdp_config known = {.architecture = model, .path = "c", .values = values, .count = 1};
+    int64_t number = 0;
+    cr_assert(gguf->key_count == 1 && gguf->back_count == 1 && gguf->rotary);
+    cr_expect_eq(fsdp_architecture_member(model, "b", 1)->kind, FSDP_MEMBER_FLAG);
+    cr_expect_str_eq(gguf->rotary, "part");
+    cr_expect_str_eq(gguf->back[0].member, "a");
+    cr_expect_str_eq(gguf->back[0].formula, "($c + b) / 2");
+    cr_assert_eq(fsdp_formula_compute(&known, "$c", 0, &number, &err), FSDP_OK, "%s", err.text);
+    cr_expect_eq(number, 13);
+    cr_assert_eq(fsdp_formula_compute(&known, "10 - a - 2 - 1", 0, &number, &err), FSDP_OK);
+    cr_expect_eq(number, 0, "from left to right");
+}
+
 Test(models, may_have_a_name_twice)
 {
     const fsdp_architecture *model = parse("tensor a [1] when 1\ntensor a [2] when 0\n");
@@ -156,10 +176,14 @@ Test(models, name_the_line_of_a_fault)
         {"like nothing\n", "toy.model:1: there is no description 'nothing'"},
         {"like llama\nwithout a\n", "toy.model:2: no inherited tensor has the name 'a'"},
         {"like llama\n\nkey a = b\n",
-         "toy.model:3: no line 'member', 'real' or 'word' has the name 'b'"},
+         "toy.model:3: no line 'member', 'flag', 'real' or 'word' has the name 'b'"},
         {"key a\n", "toy.model:1: a key of GGUF is"},
         {"fixed a\n", "toy.model:1: a fixed number is"},
-        {"fixed a = 1\n", "toy.model:1: no line 'member', 'real' or 'word' has the name 'a'"},
+        {"member a\nback a\n", "toy.model:2: a member of the way back is"},
+        {"back a = 1\n", "toy.model:1: no line 'member', 'flag', 'real' or 'word' has"},
+        {"rotary a\n", "toy.model:1: no line 'member', 'flag', 'real' or 'word' has"},
+        {"fixed a = 1\n",
+         "toy.model:1: no line 'member', 'flag', 'real' or 'word' has the name 'a'"},
         {"window open\n", "toy.model:1: a window is never, always or if-used, not 'open'"},
         {"gguf llama two-way\n",
          "toy.model:1: after the name only one-way, factors or untied may follow, not 'two-way'"},
