@@ -122,23 +122,9 @@ static fsdp_status make_rows(fsdp_transformer *t, int64_t rows, fsdp_error *err)
 /* Frequencies in f32 throughout, as transformers computes them. */
 static float frequency_of(const fsdp_transformer_config *config, int64_t pair)
 {
-    const fsdp_rope *rope = &config->rope;
     const float exponent = (float)(2 * pair) / (float)config->head_dim;
-    const float plain = 1 / powf((float)rope->theta, exponent);
-    if (rope->kind == FSDP_ROPE_DEFAULT)
-        return plain;
-    if (rope->kind == FSDP_ROPE_LINEAR)
-        return plain / (float)rope->factor;
-    const double wavelength = 6.283185307179586 / (double)plain;
-    const double longest = rope->original_context / rope->low_freq_factor;
-    const double shortest = rope->original_context / rope->high_freq_factor;
-    if (wavelength < shortest)
-        return plain;
-    if (wavelength > longest)
-        return plain / (float)rope->factor;
-    const double smooth = (rope->original_context / wavelength - rope->low_freq_factor) /
-                          (rope->high_freq_factor - rope->low_freq_factor);
-    return (float)((1 - smooth) * (double)plain / rope->factor + smooth * (double)plain);
+    const float plain = 1 / powf((float)config->rope.theta, exponent);
+    return (float)((double)plain / fsdp_rope_divisor(&config->rope, (double)plain));
 }
 
 static void fill_angles(const fsdp_transformer_config *config, int64_t positions, float *cosines,

@@ -108,8 +108,8 @@ static void write_rope(const fsdp_rope *rope, fsdp_text *text)
     add_real(text, "rope_theta", rope->theta);
     if (rope->kind == FSDP_ROPE_DEFAULT)
         return;
-    fsdp_text_addf(text, "  \"rope_scaling\": {\n    \"rope_type\": \"%s\",\n    \"factor\": ",
-                   rope->kind == FSDP_ROPE_LINEAR ? "linear" : "llama3");
+    fsdp_text_addf(
+        text, "  \"rope_scaling\": {\n    \"rope_type\": \"%s\",\n    \"factor\": ", rope->type);
     fsdp_text_add_f64(text, rope->factor);
     if (rope->kind == FSDP_ROPE_LLAMA3) {
         fsdp_text_addf(text, ",\n    \"low_freq_factor\": ");

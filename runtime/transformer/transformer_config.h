@@ -1,6 +1,6 @@
 /*
- * The shape and mathematics of a transformer, as config.json of Hugging Face gives them. A member that
- * changes the mathematics is honoured or refused by its name; members that transformers itself does not read
+ * The shape of a transformer and what it computes, as config.json of Hugging Face gives them. A member that
+ * changes the computation is honoured or refused by its name; members that transformers itself does not read
  * for these models are ignored.
  */
 #ifndef FSDP_TRANSFORMER_CONFIG_H
@@ -8,15 +8,8 @@
 
 #include "base/text.h"
 #include "kernels/nn.h"
+#include "statedict/models/rope.h"
 #include <fsdp/status.h>
-
-typedef enum fsdp_rope_kind { FSDP_ROPE_DEFAULT, FSDP_ROPE_LINEAR, FSDP_ROPE_LLAMA3 } fsdp_rope_kind;
-
-typedef struct fsdp_rope {
-    fsdp_rope_kind kind;
-    double theta, factor;
-    double low_freq_factor, high_freq_factor, original_context;        /* of llama3 */
-} fsdp_rope;
 
 enum { FSDP_MODEL_LAYERS = 4096, FSDP_MODEL_NAME = 128 };
 

@@ -211,12 +211,7 @@ static const fsdp_value *find(const reader *from, const char *name)
 /* For members where null does not mean the default. */
 static bool is_null(const reader *from, const char *name)
 {
-    const fsdp_value *json = &from->values.json;
-    for (size_t i = 0; i < json->as.list.count; i += 2)
-        if (fsdp_bytes_are(json->as.list.items[i].as.bytes.data,
-                           json->as.list.items[i].as.bytes.size, name))
-            return json->as.list.items[i + 1].kind == FSDP_VALUE_NULL;
-    return false;
+    return fsdp_config_is_null(&from->values.json, name);
 }
 
 /* The family's member; NULL: it has none of this name. */
@@ -319,63 +314,37 @@ static fsdp_status take_activation(const reader *from, fsdp_nn_function *functio
 
 /* --- rotary positions ------------------------------------------------------------------------------ */
 
-static fsdp_status take_rope_kind(const reader *from, const char *member, const char *kind,
-                                  fsdp_error *err)
+static bool is_scaling_wrong(const fsdp_rope *rope)
 {
-    static const char *const kinds[] = {[FSDP_ROPE_DEFAULT] = "default",
-                                        [FSDP_ROPE_LINEAR] = "linear",
-                                        [FSDP_ROPE_LLAMA3] = "llama3"};
-    char shown[80], reason[160];
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strcmp(kind, kinds[i]) == 0) {
-            from->config->rope.kind = (fsdp_rope_kind)i;
-            return FSDP_OK;
-        }
-    snprintf(reason, sizeof reason, "'%s' is none of default, linear, llama3",
-             fsdp_printable(kind, strlen(kind), shown, sizeof shown));
-    return fail_member(from, member, reason, err);
-}
-
-/* rope_scaling (transformers 4) or rope_parameters (5). */
-static fsdp_status take_scaling(const reader *from, const char *member, const fsdp_value *scaling,
-                                fsdp_error *err)
-{
-    fsdp_rope *rope = &from->config->rope;
-    const char *kind = fsdp_config_word(scaling, "rope_type");
-    double part = 1;
-    if (fsdp_config_at(scaling, "full_attention") || fsdp_config_at(scaling, "sliding_attention"))
-        return fail_member(from, member, "it differs between layers", err);
-    kind = kind ? kind : fsdp_config_word(scaling, "type");
-    if (kind)
-        FSDP_TRY(take_rope_kind(from, member, kind, err));
-    if (fsdp_config_real(scaling, "partial_rotary_factor", &part) && part != 1)
-        return fail_member(from, "partial_rotary_factor", "heads are rotated whole", err);
-    if (!fsdp_config_real(scaling, "factor", &rope->factor) && rope->kind != FSDP_ROPE_DEFAULT)
-        return fail_member(from, member, "it has no factor", err);
-    rope->original_context = (double)from->config->context;
-    (void)fsdp_config_real(scaling, "original_max_position_embeddings", &rope->original_context);
-    (void)fsdp_config_real(scaling, "low_freq_factor", &rope->low_freq_factor);
-    (void)fsdp_config_real(scaling, "high_freq_factor", &rope->high_freq_factor);
-    (void)fsdp_config_real(scaling, "rope_theta", &rope->theta);
-    return FSDP_OK;
+    const bool is_blend_wrong = !(rope->low_freq_factor > 0) ||
+                                !(rope->high_freq_factor > rope->low_freq_factor) ||
+                                !(rope->original_context > 0);
+    return !(rope->factor > 0) || (rope->kind == FSDP_ROPE_LLAMA3 && is_blend_wrong);
 }
 
 static fsdp_status take_rope(const reader *from, fsdp_error *err)
 {
-    static const char *const members[] = {"rope_scaling", "rope_parameters"};
     fsdp_rope *rope = &from->config->rope;
-    *rope = (fsdp_rope){.factor = 1};
-    FSDP_TRY(take_real(from, "rope_theta", &rope->theta, err));
-    for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
-        const fsdp_value *scaling = find(from, members[i]);
-        if (scaling && scaling->kind == FSDP_VALUE_DICT)
-            FSDP_TRY(take_scaling(from, members[i], scaling, err));
+    const char *otherwise = default_of(from, "rope_theta");
+    char shown[80], reason[160];
+    FSDP_TRY(fsdp_rope_read(&from->values.json, from->origin, rope, err));
+    const bool is_scaled = rope->kind != FSDP_ROPE_DEFAULT;
+    if (rope->differs)
+        return fail_member(from, rope->member, "it differs between layers", err);
+    if (is_scaled && rope->kind != FSDP_ROPE_LINEAR && rope->kind != FSDP_ROPE_LLAMA3) {
+        snprintf(reason, sizeof reason, "'%s' is not one of default, linear, llama3",
+                 fsdp_printable(rope->type, strlen(rope->type), shown, sizeof shown));
+        return fail_member(from, rope->member, reason, err);
     }
-    if (!(rope->theta > 0) || !isfinite(rope->theta) ||
-        (rope->kind != FSDP_ROPE_DEFAULT && !(rope->factor > 0)) ||
-        (rope->kind == FSDP_ROPE_LLAMA3 &&
-         (!(rope->low_freq_factor > 0) || !(rope->high_freq_factor > rope->low_freq_factor) ||
-          !(rope->original_context > 0))))
+    if (!isnan(rope->partial_factor) && rope->partial_factor != 1)
+        return fail_member(from, "partial_rotary_factor", "heads are rotated whole", err);
+    if (is_scaled && isnan(rope->factor))
+        return fail_member(from, rope->member, "it has no factor", err);
+    if (isnan(rope->theta) && otherwise)
+        rope->theta = strtod(otherwise, NULL);
+    if (isnan(rope->original_context))
+        rope->original_context = (double)from->config->context;
+    if (!(rope->theta > 0) || !isfinite(rope->theta) || (is_scaled && is_scaling_wrong(rope)))
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': the factors of rotary positions are wrong",
                          from->origin);
     return FSDP_OK;
@@ -465,9 +434,6 @@ static fsdp_status refuse_others(const reader *from, fsdp_error *err)
     FSDP_TRY(take_number(from, "pretraining_tp", &one, err));
     if (one != 1)
         return fail_member(from, "pretraining_tp", "it is not 1", err);
-    FSDP_TRY(take_number(from, "partial_rotary_factor", &one, err));
-    if (one != 1)
-        return fail_member(from, "partial_rotary_factor", "heads are rotated whole", err);
     return FSDP_OK;
 }
 

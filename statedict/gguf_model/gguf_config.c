@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "formats/frameworks.h"
 #include "statedict/models/config.h"
+#include "statedict/models/rope.h"
 #include "statedict/sd/layout_internal.h"
 
 #include <inttypes.h>
@@ -32,7 +33,7 @@ typedef struct model_config {
     fsdp_config formulas; /* the same members, for formulas of the family */
     const fsdp_architecture *family;
     const char *architecture; /* in llama.cpp */
-    fsdp_rope_config rope;
+    fsdp_rope rope;
     gguf_number *numbers;
     size_t count;
     fsdp_arena *arena;
@@ -93,6 +94,14 @@ static const fsdp_config_member *describe(const model_config *config, const char
     return fsdp_architecture_member(config->family, member, strlen(member));
 }
 
+/* Numbers of rotary positions are NAN where there are none. */
+static bool take_rope(double number, double *number_out)
+{
+    if (!isnan(number))
+        *number_out = number;
+    return !isnan(number);
+}
+
 /* The number of a member. A default that names another member is a second name of this one (n_layer). */
 static bool find_member(const model_config *config, const char *member, bool takes_default,
                         double *number_out)
@@ -101,7 +110,7 @@ static bool find_member(const model_config *config, const char *member, bool tak
     const fsdp_config_member *known = describe(config, member);
     for (int names = 0; known && names < 4; names++) {
         if (strcmp(known->name, "rope_theta") == 0
-                ? fsdp_rope_real(&config->rope, known->name, number_out)
+                ? take_rope(config->rope.theta, number_out)
                 : read_number(config->json, known->name, number_out))
             return true;
         if (known->null && fsdp_config_is_null(config->json, known->name)) {
@@ -343,25 +352,25 @@ static fsdp_status check_output(const model_config *config, fsdp_error *err)
 }
 
 /* llama.cpp scales attention of YaRN by 0.1 ln(factor) + 1. */
-static bool has_usual_attention(const fsdp_rope_config *rope, double factor)
+static bool has_usual_attention(const fsdp_rope *rope, double factor)
 {
-    double usual = 1 + 0.1 * log(factor), number;
-    if (fsdp_rope_real(rope, "attention_factor", &number))
-        return fabs(number - usual) <= 1e-6 * usual;
-    return !fsdp_rope_real(rope, "mscale", &number) &&
-           !fsdp_rope_real(rope, "mscale_all_dim", &number);
+    double usual = 1 + 0.1 * log(factor);
+    if (!isnan(rope->attention_factor))
+        return fabs(rope->attention_factor - usual) <= 1e-6 * usual;
+    return isnan(rope->mscale) && isnan(rope->mscale_all_dim);
 }
 
 static fsdp_status check_yarn(const model_config *config, double factor, fsdp_error *err)
 {
-    static const struct {
+    const struct {
         const char *name;
-        double value;
-    } fixed[] = {{"beta_fast", 32}, {"beta_slow", 1}, {"truncate", 1}};
-    double number;
+        double number, value;
+    } fixed[] = {{"beta_fast", config->rope.beta_fast, 32},
+                 {"beta_slow", config->rope.beta_slow, 1},
+                 {"truncate", config->rope.truncate, 1}};
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
-        if (fsdp_rope_real(&config->rope, fixed[i].name, &number) && number != fixed[i].value)
-            return refuse_number(config, fixed[i].name, number, err);
+        if (!isnan(fixed[i].number) && fixed[i].number != fixed[i].value)
+            return refuse_number(config, fixed[i].name, fixed[i].number, err);
     return has_usual_attention(&config->rope, factor)
                ? FSDP_OK
                : refuse(config, "an attention_factor or mscale of YaRN", err);
@@ -372,7 +381,7 @@ static double find_rotary(const model_config *config)
 {
     double part = 1;
     const char *member = config->family->gguf.rotary;
-    if (!fsdp_rope_real(&config->rope, "partial_rotary_factor", &part) && member)
+    if (!take_rope(config->rope.partial_factor, &part) && member)
         (void)find_member(config, member, true, &part);
     return part;
 }
@@ -395,12 +404,11 @@ static fsdp_status check_rotary(const model_config *config, fsdp_error *err)
 
 static fsdp_status check_rope(const model_config *config, fsdp_error *err)
 {
-    const fsdp_rope_config *rope = &config->rope;
-    bool is_yarn = strcmp(rope->type, "yarn") == 0;
-    bool has_key = is_yarn || strcmp(rope->type, "linear") == 0;
-    bool is_plain = strcmp(rope->type, "default") == 0 ||
-                    (strcmp(rope->type, "llama3") == 0 && config->family->gguf.has_factors);
-    double factor = 0;
+    const fsdp_rope *rope = &config->rope;
+    bool is_yarn = rope->kind == FSDP_ROPE_YARN;
+    bool has_key = is_yarn || rope->kind == FSDP_ROPE_LINEAR;
+    bool is_plain = rope->kind == FSDP_ROPE_DEFAULT ||
+                    (rope->kind == FSDP_ROPE_LLAMA3 && config->family->gguf.has_factors);
     FSDP_TRY(check_rotary(config, err));
     if (rope->differs)
         return refuse(config, "rope_parameters for several types of layers", err);
@@ -409,10 +417,10 @@ static fsdp_status check_rope(const model_config *config, fsdp_error *err)
         snprintf(what, sizeof what, "rope_type '%.64s'", rope->type);
         return refuse(config, what, err);
     }
-    if (has_key && !(fsdp_rope_real(rope, "factor", &factor) && factor > 0))
+    if (has_key && !(rope->factor > 0))
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' says rope_type '%s' without a factor",
                          config->path, rope->type);
-    return is_yarn ? check_yarn(config, factor, err) : FSDP_OK;
+    return is_yarn ? check_yarn(config, rope->factor, err) : FSDP_OK;
 }
 
 /* Whether a type of layers slides; true, too, where more layers than those of full attention do. */
@@ -490,22 +498,22 @@ static fsdp_status add_number(fsdp_named_values *out, const char *architecture, 
 
 static fsdp_status add_rope(const model_config *config, fsdp_named_values *out, fsdp_error *err)
 {
-    const fsdp_rope_config *rope = &config->rope;
+    const fsdp_rope *rope = &config->rope;
     const char *architecture = config->architecture;
     if (!find_number(config, "rope.dimension_count"))
         FSDP_TRY(add_number(out, architecture, "rope.dimension_count",
                             head_width(config) * find_rotary(config), FSDP_MEMBER_WHOLE, err));
-    bool is_yarn = strcmp(rope->type, "yarn") == 0;
-    if (!is_yarn && strcmp(rope->type, "linear") != 0)
+    bool is_yarn = rope->kind == FSDP_ROPE_YARN;
+    if (!is_yarn && rope->kind != FSDP_ROPE_LINEAR)
         return FSDP_OK;
     char name[128];
-    double factor = 0, length = number_of(config, "context_length");
+    double length = number_of(config, "context_length");
     snprintf(name, sizeof name, "%s.rope.scaling.type", architecture);
     FSDP_TRY(fsdp_named_values_add_text(out, name, rope->type, err));
-    (void)fsdp_rope_real(rope, "factor", &factor);
-    FSDP_TRY(check_number(config, "factor", factor, true, err));
-    FSDP_TRY(add_number(out, architecture, "rope.scaling.factor", factor, FSDP_MEMBER_REAL, err));
-    if (fsdp_rope_real(rope, "original_max_position_embeddings", &length))
+    FSDP_TRY(check_number(config, "factor", rope->factor, true, err));
+    FSDP_TRY(
+        add_number(out, architecture, "rope.scaling.factor", rope->factor, FSDP_MEMBER_REAL, err));
+    if (take_rope(rope->original_context, &length))
         FSDP_TRY(check_number(config, "original_max_position_embeddings", length, false, err));
     return is_yarn ? add_number(out, architecture, "rope.scaling.original_context_length", length,
                                 FSDP_MEMBER_WHOLE, err)
@@ -557,7 +565,7 @@ static fsdp_status make_pairs(model_config *config, const fsdp_gguf_model *model
                          "convert_hf_to_gguf.py of llama.cpp knows more families",
                          config->path, type ? type : "");
     config->architecture = config->family->gguf.architecture;
-    config->rope = fsdp_config_rope(config->json);
+    FSDP_TRY(fsdp_rope_read(config->json, config->path, &config->rope, err));
     FSDP_TRY(read_numbers(config, err));
     FSDP_TRY(compute_numbers(config, err));
     *tokens_out = (fsdp_gguf_tokens){.pre = config->family->gguf.pre};

@@ -8,7 +8,6 @@
  *   gguf_sentencepiece.c   tokenizer.model -> gguf_vocab.h
  *   gguf_vocab.c       tokens, scores, merges -> tokenizer.ggml.*
  *   gguf_model.c       the way back: key-value pairs -> config.json
- *   rope_factors.c     Llama 3.1's scaling of rotary frequencies, which is a tensor in GGUF
  *
  * Callers: the room map. Families are described in statedict/models.
  */

@@ -2,8 +2,8 @@
 #include "statedict/map/map.h"
 
 #include "formats/frameworks.h"
-#include "statedict/gguf_model/rope_factors.h"
 #include "statedict/models/config.h"
+#include "statedict/models/rope.h"
 
 #include <string.h>
 
@@ -64,13 +64,15 @@ static fsdp_status add_pairs(fsdp_derivation *derivation, const fsdp_named_value
 static fsdp_status add_rope(fsdp_derivation *derivation, const fsdp_value *config, fsdp_error *err)
 {
     static const char name[] = "rope_freqs.weight";
-    float factors[FSDP_ROPE_MOST];
+    float divisors[FSDP_ROPE_MOST];
     int count = 0;
+    fsdp_rope rope;
     const fsdp_derived *tensor = NULL;
-    FSDP_TRY(fsdp_rope_factors(config, factors, &count, err));
+    FSDP_TRY(fsdp_rope_read(config, "config.json", &rope, err));
+    FSDP_TRY(fsdp_rope_divisors(&rope, config, divisors, &count, err));
     if (count == 0)
         return FSDP_OK;
-    FSDP_TRY(fsdp_derive_constant(fsdp_derivation_arena(derivation), FSDP_F32, count, factors,
+    FSDP_TRY(fsdp_derive_constant(fsdp_derivation_arena(derivation), FSDP_F32, count, divisors,
                                   &tensor, err));
     return fsdp_derivation_add(derivation, (fsdp_derived_name){name, sizeof name - 1}, tensor, err);
 }

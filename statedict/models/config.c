@@ -256,30 +256,6 @@ const char *fsdp_config_word(const fsdp_value *object, const char *name)
     return word_of(fsdp_config_at(object, name));
 }
 
-/* --- rotary positions ----------------------------------------------------------------------------- */
-
-fsdp_rope_config fsdp_config_rope(const fsdp_value *config)
-{
-    const fsdp_value *scaling = fsdp_config_at(config, "rope_scaling");
-    bool is_scaled = scaling && scaling->kind == FSDP_VALUE_DICT && scaling->as.list.count > 0;
-    const fsdp_value *own = is_scaled ? scaling : fsdp_config_at(config, "rope_parameters");
-    fsdp_rope_config rope = {.places = {own, config}, .type = fsdp_config_word(own, "rope_type")};
-    bool is_object = own && own->kind == FSDP_VALUE_DICT;
-    for (size_t item = 1; is_object && item < own->as.list.count; item += 2)
-        rope.differs = rope.differs || own->as.list.items[item].kind == FSDP_VALUE_DICT;
-    rope.type = rope.type ? rope.type : fsdp_config_word(own, "type");
-    rope.type = rope.type ? rope.type : "default";
-    return rope;
-}
-
-bool fsdp_rope_real(const fsdp_rope_config *rope, const char *name, double *number_out)
-{
-    for (size_t i = 0; i < sizeof rope->places / sizeof *rope->places; i++)
-        if (fsdp_config_real(rope->places[i], name, number_out))
-            return true;
-    return false;
-}
-
 /* --- the kind of model ---------------------------------------------------------------------------- */
 
 static void copy_word(const char *word, char *out, size_t capacity)

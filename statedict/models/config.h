@@ -28,18 +28,6 @@ bool fsdp_config_real(const fsdp_value *object, const char *name, double *number
 /* A text without zero bytes; NULL when the member is none. */
 const char *fsdp_config_word(const fsdp_value *object, const char *name);
 
-/* Rotary positions, in the spelling of transformers 5 (rope_parameters) or 4 (rope_scaling next to the
- * numbers of the model); where both are there, rope_scaling replaces the other, as in transformers. */
-typedef struct fsdp_rope_config {
-    const char *type;          /* "default" where nothing else is said */
-    bool differs;              /* between types of layers: rope_parameters has an object for each */
-    const fsdp_value *places[2];   /* the objects that may have a number, the first one before the other */
-} fsdp_rope_config;
-/* Borrows config. */
-fsdp_rope_config fsdp_config_rope(const fsdp_value *config);
-/* Copies a number of rotary positions ("rope_theta", "factor"); false when there is none. */
-bool fsdp_rope_real(const fsdp_rope_config *rope, const char *name, double *number_out);
-
 /* The members that a config.json of any model has. */
 typedef struct fsdp_model_kind {
     char type[64];             /* model_type, "" when there is none */

@@ -8,6 +8,7 @@
  *   models.c        finds a description and reads its text
  *   config.c        config.json, read once: its members, as numbers for formulas
  *   config_file.c   finds config.json next to a checkpoint
+ *   rope.c          the rotary positions of a config.json
  *   params_config.c a config.json of Meta's params.json
  *   formula.c       "2 * intermediate_size", "layer in mlp_only_layers": shapes and conditions
  *

@@ -251,32 +251,6 @@ Test(models, read_config_json_once)
     cr_expect_str_eq(fsdp_config_word(&config, "i"), "j");
 }
 
-Test(models, read_rotary_positions_of_either_version)
-{
-    fsdp_value config;
-    double number = 0;
-    cr_assert_eq(read_config("{\"rope_theta\": 1, \"factor\": 3, \"rope_parameters\": "
-                             "{\"rope_type\": \"yarn\", \"rope_theta\": 2}}",
-                             &config),
-                 FSDP_OK, "%s", err.text);
-    fsdp_rope_config rope = fsdp_config_rope(&config);
-    cr_expect_str_eq(rope.type, "yarn");
-    cr_expect(fsdp_rope_real(&rope, "rope_theta", &number) && number == 2, "5's come first");
-    cr_expect(fsdp_rope_real(&rope, "factor", &number) && number == 3);
-    cr_expect(!rope.differs && !fsdp_rope_real(&rope, "mscale", &number));
-    cr_assert_eq(
-        read_config("{\"rope_theta\": 1, \"rope_scaling\": {\"type\": \"linear\"}}", &config),
-        FSDP_OK);
-    rope = fsdp_config_rope(&config);
-    cr_expect_str_eq(rope.type, "linear");
-    cr_expect(fsdp_rope_real(&rope, "rope_theta", &number) && number == 1);
-    cr_assert_eq(read_config("{\"rope_parameters\": {\"a\": {\"rope_theta\": 7}}}", &config),
-                 FSDP_OK);
-    rope = fsdp_config_rope(&config);
-    cr_expect(rope.differs && !fsdp_rope_real(&rope, "rope_theta", &number));
-    cr_expect_str_eq(rope.type, "default");
-}
-
 Test(models, refuse_a_config_json_that_is_none)
 {
     static const char *const texts[] = {"[]", "{", "{\"a\": }", "{\"a\": 1} 2",
