@@ -6,7 +6,7 @@
  *
  *   derived.c             stored tensors; makes nodes, and reads boxes of them
  *   derived_shape.c       slices, joins, other shapes, other orders of dims, zeros
- *   derived_number.c      casts and factors
+ *   derived_number.c      casts, factors and sums with a number
  *   derived_quants.c      ggml's blocks of quantized values
  *   derived_product.c     sums with products of thin matrices, rows of given lengths (adapters)
  *   derived_scaled.c      quantized weights and their scales
@@ -61,7 +61,7 @@ struct fsdp_derived {
     const int64_t *lo;         /* of a slice: where it begins in its part */
     const int *order;          /* of another order of dims: the part's dim of each */
     int dim;                   /* of a join */
-    double factor;             /* of a product with a number */
+    double factor;             /* of a product or a sum with a number */
     const void *more;          /* of operations in other files */
 };
 
@@ -97,6 +97,10 @@ fsdp_status fsdp_derive_constant(fsdp_arena *arena, fsdp_dtype dtype, int64_t co
 /* Each element times the factor, computed in f32 (f64 for that type) and rounded once. */
 fsdp_status fsdp_derive_scale(fsdp_arena *arena, const fsdp_derived *part, double factor,
                               const fsdp_derived **out, fsdp_error *err);
+/* Each element plus the number, in f32 (f64 for that type), whatever the floating type of the part: a sum of
+ * bf16 or f16 would lose digits. */
+fsdp_status fsdp_derive_add(fsdp_arena *arena, const fsdp_derived *part, double number,
+                            const fsdp_derived **out, fsdp_error *err);
 /* Another floating type. A value that does not fit in it is an error of the read. */
 fsdp_status fsdp_derive_cast(fsdp_arena *arena, const fsdp_derived *part, fsdp_dtype dtype,
                              const fsdp_derived **out, fsdp_error *err);

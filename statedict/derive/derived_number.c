@@ -1,4 +1,4 @@
-/* Derived tensors that change numbers: casts and factors. See derived.h. */
+/* Derived tensors that change numbers: casts, factors and sums with a number. See derived.h. */
 #include "statedict/derive/derived.h"
 
 #include "kernels/kernels.h"
@@ -164,5 +164,45 @@ fsdp_status fsdp_derive_scale(fsdp_arena *arena, const fsdp_derived *part, doubl
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "the factor %g is out of range for f32, in which %s is scaled", factor,
                          fsdp_dtype_name(part->dtype));
+    return make_changed(arena, &like, out, err);
+}
+
+/* --- sums ----------------------------------------------------------------------------------------- */
+
+/* Elements have the type of the sum already. */
+static fsdp_status add_run(const fsdp_derived *tensor, const void *from, size_t count, void *to,
+                           fsdp_error *err)
+{
+    (void)err;
+    if (tensor->dtype == FSDP_F64)
+        for (size_t i = 0; i < count; i++)
+            ((double *)to)[i] = ((const double *)from)[i] + tensor->factor;
+    else
+        for (size_t i = 0; i < count; i++)
+            ((float *)to)[i] = ((const float *)from)[i] + (float)tensor->factor;
+    return FSDP_OK;
+}
+
+static fsdp_status read_sum(const fsdp_derived *tensor, fsdp_reader *reader, const fsdp_box *box,
+                            void *data, fsdp_error *err)
+{
+    return read_changed(tensor, reader, box, data, add_run, err);
+}
+
+static const fsdp_derived_ops sum_ops = {read_sum, 1};
+
+fsdp_status fsdp_derive_add(fsdp_arena *arena, const fsdp_derived *part, double number,
+                            const fsdp_derived **out, fsdp_error *err)
+{
+    FSDP_TRY(check_float(part->dtype, err));
+    if (part->dtype != FSDP_F64)
+        FSDP_TRY(fsdp_derive_cast(arena, part, FSDP_F32, &part, err));
+    fsdp_derived like = {.ops = &sum_ops,
+                         .dtype = part->dtype,
+                         .ndim = part->ndim,
+                         .shape = part->shape,
+                         .parts = &part,
+                         .part_count = 1,
+                         .factor = number};
     return make_changed(arena, &like, out, err);
 }

@@ -376,6 +376,7 @@ static const struct {
              {"permute", "o", MAP_PERMUTE},
              {"reshape", ":", MAP_RESHAPE},
              {"scale", "f", MAP_SCALE},
+             {"add", "f", MAP_ADD},
              {"first", "v", MAP_FIRST},
              {"number", "vV", MAP_NUMBER}};
 

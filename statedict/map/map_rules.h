@@ -103,6 +103,7 @@ typedef enum map_verb {
     MAP_PERMUTE,               /* the dim of each dim */
     MAP_RESHAPE,               /* sizes : sizes */
     MAP_SCALE,
+    MAP_ADD,
     MAP_FIRST,                 /* variable: its lowest number stands for all; only to the right */
     MAP_NUMBER                 /* variable, others: it counts their values together; only to the right */
 } map_verb;
@@ -117,7 +118,7 @@ typedef struct map_step {
     int size_count, split_at;  /* of a reshape: where the sizes of its other side begin */
     int order[MAP_NAMES];
     int order_count;
-    double factor;
+    double factor;             /* of a scale; of an add: the number */
 } map_step;
 
 enum { MAP_TO_RIGHT = 1, MAP_TO_LEFT = 2 };

@@ -127,6 +127,26 @@ static whole_pair scaled(fsdp_arena *arena, const whole_pair *old)
     return new;
 }
 
+/* bf16 and f16 become f32, so that the sum keeps their digits. */
+static whole_pair added(fsdp_arena *arena, const whole_pair *old)
+{
+    static const double numbers[] = {1, -1, 0.375};
+    double number = numbers[draw(3)];
+    whole_pair new = pair_like(old);
+    new.dtype = FSDP_F32;
+    give_room(&new);
+    for (int64_t i = 0; i < count_of(old); i++) {
+        float value;
+        fsdp_kernels_get()->cast(&value, FSDP_F32,
+                                 old->data + (size_t)i * fsdp_dtype_size(old->dtype), old->dtype, 1,
+                                 FSDP_OVERFLOW_INF);
+        value += (float)number;
+        memcpy(new.data + (size_t)i * sizeof value, &value, sizeof value);
+    }
+    MAKE(new.node, fsdp_derive_add(arena, old->node, number, &out, &err));
+    return new;
+}
+
 static whole_pair cast_to(fsdp_arena *arena, const whole_pair *old, fsdp_dtype dtype)
 {
     whole_pair new = pair_like(old);
@@ -150,12 +170,12 @@ typedef whole_pair (*operation)(fsdp_arena *arena, const whole_pair *old);
 
 static void check_random_tree(void)
 {
-    static const operation operations[] = {sliced, reshaped, permuted, joined, scaled, cast};
+    static const operation operations[] = {sliced, reshaped, permuted, joined, scaled, added, cast};
     const int64_t shape[] = {1 + draw(6), 1 + draw(6), 1 + draw(12)};
     fsdp_derivation *derivation = NULL;
     whole_pair now = stored(&derivation, 3, shape);
     for (int steps = 1 + (int)draw(8); steps > 0; steps--) {
-        whole_pair next = operations[draw(6)](fsdp_derivation_arena(derivation), &now);
+        whole_pair next = operations[draw(7)](fsdp_derivation_arena(derivation), &now);
         free(now.data);
         now = next;
         cr_assert_eq(now.node->ndim, now.ndim);
@@ -358,6 +378,7 @@ Test(derived, shapes_that_do_not_fit_are_named)
     REFUSED("u8 is not a floating type", fsdp_derive_cast(arena, bytes, FSDP_F32, &out, &err));
     REFUSED("u8 is not a floating type", fsdp_derive_cast(arena, t.node, FSDP_U8, &out, &err));
     REFUSED("u8 is not a floating type", fsdp_derive_scale(arena, bytes, 2, &out, &err));
+    REFUSED("u8 is not a floating type", fsdp_derive_add(arena, bytes, 1, &out, &err));
     REFUSED("the factor 1e+39", fsdp_derive_scale(arena, t.node, 1e39, &out, &err));
     REFUSED("the factor 1e-46", fsdp_derive_scale(arena, t.node, 1e-46, &out, &err));
     REFUSED("[4, 6] times [4, 6] does not fit",

@@ -219,6 +219,7 @@ Test(map, each_step_of_one_tensor_in_both_directions)
     expect_step("  reshape 2 6 : 3 4", a, "3x4: 0 1 2 3 4 5 6 7 8 9 10 11");
     expect_step("  reshape 6 : 2 3", one, "2x3: 0 1 2 3 4 5");
     expect_step("  scale 0.5", one, "6: 0 0.5 1 1.5 2 2.5");
+    expect_step("  add -0.5", one, "6: -0.5 0.5 1.5 2.5 3.5 4.5");
     expect_step("  transpose 0 1\n  scale 2\n  unflatten 0 3 2", a,
                 "3x2x2: 0 12 2 14 4 16 6 18 8 20 10 22");
 }
