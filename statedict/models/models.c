@@ -141,15 +141,31 @@ static fsdp_status read_member(model_lines *lines, fsdp_member_kind kind, fsdp_e
 
 static const char unknown_member[] = "no line 'member', 'flag', 'real' or 'word' has the name";
 
+static size_t find_key(const model_reader *reader, const char *key)
+{
+    size_t at = 0;
+    while (at < reader->model->gguf.key_count && strcmp(reader->keys[at].key, key) != 0)
+        at++;
+    return at;
+}
+
+static void remove_key(model_reader *reader, size_t at)
+{
+    size_t after = --reader->model->gguf.key_count - at;
+    memmove(reader->keys + at, reader->keys + at + 1, after * sizeof *reader->keys);
+}
+
 /* A key that comes again moves to the end: files have keys in this order. */
 static fsdp_status read_key(model_lines *lines, fsdp_error *err)
 {
     model_reader *reader = lines->reader;
     fsdp_gguf_names *gguf = &reader->model->gguf;
     const char *key = take_word(lines), *sign = take_word(lines), *member = take_word(lines);
-    size_t at = 0;
-    while (at < gguf->key_count && strcmp(reader->keys[at].key, key) != 0)
-        at++;
+    const char *word = take_word(lines);
+    const size_t at = find_key(reader, key);
+    const fsdp_gguf_key row = {key, member, strcmp(word, "needed") == 0};
+    if (*word && !row.is_needed)
+        return fail(lines, "after the member only needed may follow, not", word, err);
     if (strcmp(sign, "=") != 0 || !*member)
         return fail(lines, "a key of GGUF is KEY = MEMBER", NULL, err);
     if (at == KEYS_MOST)
@@ -157,9 +173,19 @@ static fsdp_status read_key(model_lines *lines, fsdp_error *err)
     if (!fsdp_architecture_member(reader->model, member, strlen(member)))
         return fail(lines, unknown_member, member, err);
     if (at < gguf->key_count)
-        memmove(reader->keys + at, reader->keys + at + 1,
-                (--gguf->key_count - at) * sizeof *reader->keys);
-    reader->keys[gguf->key_count++] = (fsdp_gguf_key){key, member};
+        remove_key(reader, at);
+    reader->keys[gguf->key_count++] = row;
+    return FSDP_OK;
+}
+
+static fsdp_status read_no_key(model_lines *lines, fsdp_error *err)
+{
+    for (const char *key = take_word(lines); *key; key = take_word(lines)) {
+        size_t at = find_key(lines->reader, key);
+        if (at == lines->reader->model->gguf.key_count)
+            return fail(lines, "no inherited key has the name", key, err);
+        remove_key(lines->reader, at);
+    }
     return FSDP_OK;
 }
 
@@ -167,13 +193,9 @@ static fsdp_status read_fixed(model_lines *lines, fsdp_error *err)
 {
     model_reader *reader = lines->reader;
     fsdp_gguf_names *gguf = &reader->model->gguf;
-    const char *member = take_word(lines), *sign = take_word(lines), *number = take_word(lines);
+    const char *member = take_word(lines), *sign = take_word(lines), *number = take_rest(lines);
     if (strcmp(sign, "=") != 0 || !*number)
-        return fail(lines, "a fixed number is MEMBER = NUMBER", NULL, err);
-    char *end = NULL;
-    (void)strtod(number, &end);
-    if (*end != '\0')
-        return fail(lines, "a fixed number is MEMBER = NUMBER, not", number, err);
+        return fail(lines, "a fixed number is MEMBER = FORMULA", NULL, err);
     if (!fsdp_architecture_member(reader->model, member, strlen(member)))
         return fail(lines, unknown_member, member, err);
     size_t at = 0;
@@ -228,30 +250,48 @@ static fsdp_status read_gguf(model_lines *lines, fsdp_error *err)
     fsdp_gguf_names *gguf = &lines->reader->model->gguf;
     const char *word;
     gguf->architecture = take_word(lines);
-    gguf->one_way = gguf->has_factors = gguf->needs_output = false;
+    const struct {
+        const char *word;
+        bool *fact;
+    } facts[] = {{"one-way", &gguf->one_way},
+                 {"factors", &gguf->has_factors},
+                 {"untied", &gguf->needs_output},
+                 {"tied", &gguf->has_no_output},
+                 {"ropes-differ", &gguf->ropes_differ}};
+    enum { FACTS = sizeof facts / sizeof *facts };
+    for (size_t i = 0; i < FACTS; i++)
+        *facts[i].fact = false;
     while (*(word = take_word(lines))) {
-        bool *fact = strcmp(word, "one-way") == 0   ? &gguf->one_way
-                     : strcmp(word, "factors") == 0 ? &gguf->has_factors
-                     : strcmp(word, "untied") == 0  ? &gguf->needs_output
-                                                    : NULL;
-        if (!fact)
-            return fail(lines, "after the name only one-way, factors or untied may follow, not",
-                        word, err);
-        *fact = true;
+        size_t at = 0;
+        while (at < FACTS && strcmp(facts[at].word, word) != 0)
+            at++;
+        if (at == FACTS)
+            return fail(lines, "after the name of the architecture is the unknown word", word, err);
+        *facts[at].fact = true;
     }
     return FSDP_OK;
 }
 
+/* never, always, if-used, or every PERIOD with `listed` after it. */
 static fsdp_status read_window(model_lines *lines, fsdp_error *err)
 {
-    static const char *const uses[] = {"never", "always", "if-used"};
+    static const char *const uses[] = {"never", "always", "if-used", "every"};
+    fsdp_gguf_names *gguf = &lines->reader->model->gguf;
     const char *word = take_word(lines);
-    for (size_t i = 0; i < sizeof uses / sizeof *uses; i++)
-        if (strcmp(uses[i], word) == 0) {
-            lines->reader->model->gguf.window = (fsdp_window_use)i;
-            return FSDP_OK;
-        }
-    return fail(lines, "a window is never, always or if-used, not", word, err);
+    size_t use = 0;
+    while (use < sizeof uses / sizeof *uses && strcmp(uses[use], word) != 0)
+        use++;
+    if (use == sizeof uses / sizeof *uses)
+        return fail(lines, "a window is never, always, if-used or every N, not", word, err);
+    gguf->window = (fsdp_window_use)use;
+    gguf->window_period = use == FSDP_WINDOW_EVERY ? atoi(take_word(lines)) : 0;
+    if (use == FSDP_WINDOW_EVERY && gguf->window_period < 1)
+        return fail(lines, "the number of layers is missing after", word, err);
+    word = use == FSDP_WINDOW_EVERY ? take_word(lines) : "";
+    gguf->lists_windows = strcmp(word, "listed") == 0;
+    return !*word || gguf->lists_windows
+               ? FSDP_OK
+               : fail(lines, "after the number only listed may follow, not", word, err);
 }
 
 /* --- tensors -------------------------------------------------------------------------------------- */
@@ -398,6 +438,8 @@ static fsdp_status read_line(model_lines *lines, fsdp_error *err)
         FSDP_TRY(read_window(lines, err));
     else if (strcmp(word, "key") == 0)
         FSDP_TRY(read_key(lines, err));
+    else if (strcmp(word, "no-key") == 0)
+        FSDP_TRY(read_no_key(lines, err));
     else if (strcmp(word, "fixed") == 0)
         FSDP_TRY(read_fixed(lines, err));
     else if (strcmp(word, "back") == 0)

@@ -52,11 +52,13 @@ typedef struct fsdp_tensor_row {
 /* A key of GGUF below the name of the architecture, and its member of config.json. */
 typedef struct fsdp_gguf_key {
     const char *key, *member;
+    bool is_needed;            /* llama.cpp computes this model with such a number only, which is not 0 */
 } fsdp_gguf_key;
 
 /* A member for which llama.cpp computes with one number, whatever config.json says. */
 typedef struct fsdp_gguf_fixed {
-    const char *member, *number;
+    const char *member;
+    const char *number;        /* a real one, or a formula; with `layer`, of each item of a list */
 } fsdp_gguf_fixed;
 
 /* A member that a file has no key for, computed from those that have one. */
@@ -64,7 +66,10 @@ typedef struct fsdp_gguf_back {
     const char *member, *formula;
 } fsdp_gguf_back;
 
-typedef enum fsdp_window_use { FSDP_WINDOW_NEVER, FSDP_WINDOW_ALWAYS, FSDP_WINDOW_IF_USED } fsdp_window_use;
+typedef enum fsdp_window_use {
+    FSDP_WINDOW_NEVER, FSDP_WINDOW_ALWAYS, FSDP_WINDOW_IF_USED,
+    FSDP_WINDOW_EVERY          /* some layers have one, by layer_types; see window_period */
+} fsdp_window_use;
 
 /* The model as llama.cpp knows it. */
 typedef struct fsdp_gguf_names {
@@ -72,9 +77,14 @@ typedef struct fsdp_gguf_names {
     bool one_way;              /* a file of this architecture becomes a model of another family */
     bool has_factors;          /* it reads Llama 3.1's scaling of rotary frequencies from a tensor */
     bool needs_output;         /* it does not take the embedding for an output that is not in the file */
+    bool has_no_output;        /* it always takes the embedding for the output */
+    bool ropes_differ;         /* transformers has rotary numbers per type of layers, and scales none of
+                                * those with a window */
     const char *pre;           /* the pattern of words of its tokenizer */
     const char *activations;   /* those that llama.cpp computes, with '|' between them */
     fsdp_window_use window;    /* whether transformers gives it a sliding window */
+    int window_period;         /* of EVERY: each layer of that number has none, where nothing else is said */
+    bool lists_windows;        /* of EVERY: a key says which layers have one */
     const fsdp_gguf_key *keys; /* in the order of a file */
     size_t key_count;
     const fsdp_gguf_fixed *fixed;

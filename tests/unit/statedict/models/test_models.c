@@ -3,6 +3,7 @@
 
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static fsdp_arena arena;
@@ -52,6 +53,14 @@ static void compute_all(const fsdp_architecture *model)
                 cr_assert_eq(fsdp_formula_compute(&config, condition, 0, &value, &err), FSDP_OK,
                              "%s %s: %s", model->model_type, row->name, err.text);
         }
+    }
+    for (size_t i = 0; i < model->gguf.fixed_count; i++) {
+        const char *number = model->gguf.fixed[i].number;
+        char *rest = NULL;
+        (void)strtod(number, &rest);
+        if (*rest)
+            cr_assert_eq(fsdp_formula_compute(&config, number, 0, &value, &err), FSDP_OK,
+                         "%s %s: %s", model->model_type, number, err.text);
     }
     fsdp_arena_release(&config.arena);
 }
@@ -156,6 +165,21 @@ Test(models, compute_keys_and_members_of_the_way_back)
     cr_expect_eq(number, 0, "from left to right");
 }
 
+Test(models, say_how_llama_cpp_computes)
+{
+    const fsdp_architecture *model =
+        parse("member a\nmember b\nkey k.a = a needed\nkey k.b = b\nkey k.c = b\nno-key k.c\n"
+              "fixed a = 2 * b + 1\ngguf toy tied ropes-differ\nwindow every 4 listed\n");
+    const fsdp_gguf_names *gguf = &model->gguf;
+    cr_assert_eq(gguf->key_count, 2u);
+    cr_expect(gguf->keys[0].is_needed && !gguf->keys[1].is_needed);
+    cr_expect_str_eq(gguf->fixed[0].number, "2 * b + 1");
+    cr_expect(gguf->has_no_output && gguf->ropes_differ);
+    cr_expect(!gguf->one_way && !gguf->has_factors && !gguf->needs_output);
+    cr_expect_eq(gguf->window, FSDP_WINDOW_EVERY);
+    cr_expect(gguf->window_period == 4 && gguf->lists_windows);
+}
+
 Test(models, may_have_a_name_twice)
 {
     const fsdp_architecture *model = parse("tensor a [1] when 1\ntensor a [2] when 0\n");
@@ -184,9 +208,16 @@ Test(models, name_the_line_of_a_fault)
         {"rotary a\n", "toy.model:1: no line 'member', 'flag', 'real' or 'word' has"},
         {"fixed a = 1\n",
          "toy.model:1: no line 'member', 'flag', 'real' or 'word' has the name 'a'"},
-        {"window open\n", "toy.model:1: a window is never, always or if-used, not 'open'"},
+        {"window open\n", "toy.model:1: a window is never, always, if-used or every N, not 'open'"},
+        {"window every\n", "toy.model:1: the number of layers is missing after 'every'"},
+        {"window every 0\n", "toy.model:1: the number of layers is missing after 'every'"},
+        {"window every 2 named\n",
+         "toy.model:1: after the number only listed may follow, not 'named'"},
+        {"member a\nkey k = a often\n",
+         "toy.model:2: after the member only needed may follow, not 'often'"},
+        {"member a\nkey k = a\nno-key k b\n", "toy.model:3: no inherited key has the name 'b'"},
         {"gguf llama two-way\n",
-         "toy.model:1: after the name only one-way, factors or untied may follow, not 'two-way'"},
+         "toy.model:1: after the name of the architecture is the unknown word 'two-way'"},
         {"bases a b c d e\n", "toy.model:1: there are too many bases"},
         {"pre a b\n", "toy.model:1: the line has a word too many: 'b'"},
     };
