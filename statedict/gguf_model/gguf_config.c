@@ -333,7 +333,9 @@ static fsdp_status check_fixed(const model_config *config, fsdp_error *err)
         double number;
         if (fsdp_config_number(&config->formulas, member, &number, NULL) == FSDP_OK &&
             number != strtod(gguf->fixed[i].number, NULL))
-            return refuse_number(config, member, number, err);
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE, "'%s' says %s %g, but llama.cpp computes every '%s' with %s",
+                config->path, member, number, config->architecture, gguf->fixed[i].number);
     }
     return FSDP_OK;
 }

@@ -112,6 +112,15 @@ static fsdp_status add_members(const fsdp_sd *sd, const fsdp_gguf_names *gguf, f
     return FSDP_OK;
 }
 
+static void add_whole(fsdp_text *out, const fsdp_architecture *family, const char *member,
+                      int64_t number)
+{
+    bool is_flag =
+        fsdp_architecture_member(family, member, strlen(member))->kind == FSDP_MEMBER_FLAG;
+    fsdp_value value = is_flag ? fsdp_value_bool(number != 0) : fsdp_value_i64(number);
+    add_member(out, member, &value);
+}
+
 /* --- members that follow from others ------------------------------------------------------------- */
 
 /* Takes the whole numbers of the keys as members of formulas. */
@@ -133,16 +142,23 @@ static fsdp_status take_numbers(const fsdp_sd *sd, fsdp_config *known, fsdp_erro
     return FSDP_OK;
 }
 
-static fsdp_status add_computed(fsdp_config *known, fsdp_text *out, fsdp_error *err)
+static fsdp_status add_computed(const fsdp_sd *sd, fsdp_config *known, fsdp_text *out,
+                                fsdp_error *err)
 {
     const fsdp_gguf_names *gguf = &known->architecture->gguf;
     for (size_t i = 0; i < gguf->back_count; i++) {
         const fsdp_gguf_back *back = &gguf->back[i];
+        const char *tensor = "tensor ";
         int64_t number;
-        FSDP_TRY(fsdp_formula_compute(known, back->formula, 0, &number, err));
+        if (strncmp(back->formula, tensor, strlen(tensor)) == 0) {
+            const char *name = back->formula + strlen(tensor);
+            number = fsdp_sd_find(sd, name, strlen(name)) >= 0;
+        } else {
+            FSDP_TRY(fsdp_formula_compute(known, back->formula, 0, &number, err));
+        }
         known->values[known->count++] =
             (fsdp_config_value){.name = back->member, .is_there = true, .number = number};
-        fsdp_text_addf(out, ",\n  \"%s\": %" PRId64, back->member, number);
+        add_whole(out, known->architecture, back->member, number);
     }
     return FSDP_OK;
 }
@@ -178,11 +194,11 @@ static void add_fixed(const fsdp_architecture *family, fsdp_text *out)
         const fsdp_gguf_fixed *fixed = &family->gguf.fixed[i];
         const fsdp_config_member *member =
             fsdp_architecture_member(family, fixed->member, strlen(fixed->member));
-        bool is_usual = !member->otherwise || strcmp(member->otherwise, fixed->number) == 0;
-        if (!is_usual && member->kind == FSDP_MEMBER_FLAG)
-            fsdp_text_addf(out, ",\n  \"%s\": %s", fixed->member,
-                           strcmp(fixed->number, "0") == 0 ? "false" : "true");
-        else if (!is_usual)
+        if (!member->otherwise || strcmp(member->otherwise, fixed->number) == 0)
+            continue;
+        if (fsdp_member_is_whole(member))
+            add_whole(out, family, fixed->member, strtoll(fixed->number, NULL, 10));
+        else
             fsdp_text_addf(out, ",\n  \"%s\": %s", fixed->member, fixed->number);
     }
 }
@@ -193,7 +209,7 @@ static fsdp_status add_others(const fsdp_sd *sd, const fsdp_architecture *family
     fsdp_config known = {.architecture = family, .path = "the pairs of GGUF"};
     fsdp_status st = take_numbers(sd, &known, err);
     if (st == FSDP_OK)
-        st = add_computed(&known, out, err);
+        st = add_computed(sd, &known, out, err);
     if (st == FSDP_OK)
         st = check_formulas(sd, &known, err);
     add_fixed(family, out);

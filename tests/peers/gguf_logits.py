@@ -7,6 +7,7 @@ scaled rotary frequencies, so the models here have none; unit_map compares those
 it does not read come back as transformers' model, and their tensors have the names of gguf-py.
 """
 
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -15,9 +16,11 @@ import gguf
 import torch
 import transformers
 from maps_common import CONVERT, logits
+from safetensors.torch import load_file
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+EXPERTS = {"num_experts": 11, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "rms_norm_eps": 1e-4}
 MODELS = {
     "llama": (transformers.LlamaConfig, {"rope_theta": 30000.0}),
     "llama with other heads": (transformers.LlamaConfig, {"head_dim": 16, "rms_norm_eps": 1e-5}),
@@ -28,6 +31,9 @@ CIRCLES = {
     "granite": (transformers.GraniteConfig, {"embedding_multiplier": 12.0, "logits_scaling": 8.0,
                                              "attention_multiplier": 0.25, "residual_multiplier": 0.5}),
     "olmo2": (transformers.Olmo2Config, {"rope_theta": 500000.0}),
+    "qwen2_moe": (transformers.Qwen2MoeConfig, {**EXPERTS, "shared_expert_intermediate_size": 40}),
+    "qwen2_moe without biases": (transformers.Qwen2MoeConfig, {**EXPERTS, "qkv_bias": False}),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
 }
 EXACT, ROUNDED = 1e-5, 0.1
 
@@ -54,6 +60,25 @@ def check(name, folder):
     return exact
 
 
+def gguf_names(file, saved):
+    """The names of gguf-py for the tensors that transformers saved; the experts of a layer are one."""
+    architecture = file.fields["general.architecture"].contents()
+    number = next(key for key, known in gguf.MODEL_ARCH_NAMES.items() if known == architecture)
+    names = gguf.get_tensor_name_map(number, SIZES["num_hidden_layers"])
+    return {names.get_name(re.sub(r"experts\.\d+\.", "experts.", one), try_suffixes=(".weight", ".bias"))
+            for one in saved}
+
+
+def check_memory(model, folder):
+    """The names of transformers' memory, where the experts of a layer are one, give the same file."""
+    torch.save(model.state_dict(), folder / "memory.pt")
+    subprocess.run([CONVERT, folder / "memory.pt", folder / "memory.gguf", "-q", "--copy-from", folder / "hf"],
+                   check=True)
+    files = [{tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(folder / name).tensors}
+             for name in ("model.gguf", "memory.gguf")]
+    assert files[0] == files[1]
+
+
 def come_back(name, folder):
     kind, more = CIRCLES[name]
     torch.manual_seed(len(name))
@@ -64,10 +89,11 @@ def come_back(name, folder):
     model.save_pretrained(folder / "hf")
     for source, target in ("hf", "model.gguf"), ("model.gguf", "again"):
         subprocess.run([CONVERT, folder / source, folder / target, "-q"], check=True)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[name.upper()], SIZES["num_hidden_layers"])
-    wanted = {names.get_name(one, try_suffixes=(".weight", ".bias")) for one in model.state_dict()}
-    made = {tensor.name for tensor in gguf.GGUFReader(folder / "model.gguf").tensors}
+    file = gguf.GGUFReader(folder / "model.gguf")
+    made = {tensor.name for tensor in file.tensors}
+    wanted = gguf_names(file, load_file(folder / "hf/model.safetensors"))
     assert made == wanted, (name, made ^ wanted)
+    check_memory(model, folder)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder / "again", dtype=torch.float32)
     assert type(loaded) is type(model)
     exact = (logits(loaded) - logits(model)).abs().max().item()

@@ -236,8 +236,9 @@ Test(gguf_values, numbers_that_a_config_leaves_out_are_those_of_the_family)
                     {"olmo2", "olmo2", 1e-5, 1e4, -1}};
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
         char key[64];
-        cr_assert_eq(read_with(families[i].type, "\"sliding_window\": null"), FSDP_OK, "%s",
-                     err.text);
+        cr_assert_eq(
+            read_with(families[i].type, "\"sliding_window\": null, \"norm_topk_prob\": true"),
+            FSDP_OK, "%s", err.text);
         snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", families[i].architecture);
         cr_assert(find(key), "%s", key);
         cr_assert_eq(find(key)->as.f64, (double)(float)families[i].epsilon, "%s", key);
@@ -349,6 +350,10 @@ Test(gguf_values, what_has_no_key_is_refused_by_name)
         {"gpt2", "\"activation_function\": \"relu\"", "activation_function 'relu'"},
         {"gpt2", "\"scale_attn_by_inverse_layer_idx\": true", "scale_attn_by_inverse_layer_idx 1"},
         {"gpt2", "\"scale_attn_weights\": false", "scale_attn_weights 0"},
+        {"qwen3_moe", "\"vocab_size\": 8",
+         "norm_topk_prob 0, but llama.cpp computes every 'qwen3moe'"},
+        {"qwen2_moe", "\"norm_topk_prob\": true", "norm_topk_prob 1"},
+        {"qwen2_moe", "\"mlp_only_layers\": [0]", "mlp_only_layers 1"},
         {"llama", "\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}",
          "rope_type 'dynamic'"},
         {"llama", "\"rope_scaling\": {\"type\": \"longrope\"}", "rope_type 'longrope'"},
@@ -576,6 +581,60 @@ Test(gguf_values, a_config_of_another_architecture_is_refused)
     add_value(sd, "gpt2.rope.scaling.type", &value);
     fsdp_value_release(&value);
     cr_assert_eq(fsdp_gguf_config_text(sd, &text, &err), FSDP_ERR_USAGE, "no such scaling");
+    fsdp_text_release(&text);
+    fsdp_sd_free(sd);
+}
+
+/* The config.json of a file whose pairs are those of the config, and one more tensor; NULL: refused. */
+static char *made_with(const char *tensor)
+{
+    fsdp_text text = {0};
+    fsdp_named_values_release(&values);
+    cr_assert_eq(read_all(), FSDP_OK, "%s", err.text);
+    add_tensor(tensor, 2, 64);
+    for (size_t i = 0; i < values.count; i++)
+        add_value(tensors, values.items[i].name, &values.items[i].value);
+    fsdp_status st = fsdp_gguf_config_text(tensors, &text, &err);
+    char *made = st == FSDP_OK ? fsdp_strndup(text.data, text.size) : NULL;
+    cr_assert(made || st == FSDP_ERR_USAGE);
+    fsdp_text_release(&text);
+    fsdp_sd_free(tensors);
+    tensors = NULL;
+    return made;
+}
+
+static void makes(const char *tensor, const char *member, bool is_there)
+{
+    char *made = made_with(tensor);
+    cr_assert_not_null(made, "%s", err.text);
+    cr_expect_eq(strstr(made, member) != NULL, is_there, "%s in %s", member, made);
+    fsdp_free(made);
+}
+
+Test(gguf_values, members_without_a_key_come_back)
+{
+    cr_assert_eq(read_with("qwen3_moe", "\"num_experts\": 4, \"norm_topk_prob\": true"), FSDP_OK,
+                 "%s", err.text);
+    makes("token_embd.weight", "\"norm_topk_prob\": true", true);
+    makes("token_embd.weight", "\"decoder_sparse_step\"", false);
+    cr_assert_eq(read_with("qwen2_moe", "\"num_experts\": 4"), FSDP_OK, "%s", err.text);
+    makes("token_embd.weight", "\"qkv_bias\": false", true);
+    makes("blk.0.attn_q.bias", "\"qkv_bias\": true", true);
+}
+
+Test(gguf_values, files_that_rotate_a_part_of_a_head_are_refused)
+{
+    cr_assert_eq(read_with("llama", "\"vocab_size\": 8"), FSDP_OK, "%s", err.text);
+    for (size_t i = 0; i < values.count; i++)
+        if (strcmp(values.items[i].name, "llama.rope.dimension_count") == 0)
+            values.items[i].value = fsdp_value_i64(8);
+    fsdp_sd *sd = NULL;
+    fsdp_text text = {0};
+    cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
+    for (size_t i = 0; i < values.count; i++)
+        add_value(sd, values.items[i].name, &values.items[i].value);
+    cr_expect_eq(fsdp_gguf_config_text(sd, &text, &err), FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "'llama.rope.dimension_count' 8 in heads of 16"), "%s", err.text);
     fsdp_text_release(&text);
     fsdp_sd_free(sd);
 }
