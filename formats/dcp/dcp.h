@@ -7,8 +7,8 @@
  *   read:   dcp_read.c      the format: bid, open, items; uneven shards are chunks of one tensor
  *           dcp_metadata.c  names, boxes and file ranges from the pickled metadata; items of several ranks
  *           dcp_agree.c     signs that the files are of two saves
- *   write:  dcp_write.c     the target "dcp": items in one file per rank, and the pickle of .metadata
- *           dcp_fold.c      lists that PyTorch loads as one value
+ *   write:  dcp_write.c     the target "dcp": items in one file per rank, and the pickle of .metadata;
+ *                           lists that PyTorch loads as one value
  *
  * Only the tables of detect refer to this room. It calls torch (archives), safetensors (items), pickle,
  * source and target. This header is shared by dcp_metadata.c and dcp_read.c.

@@ -1,7 +1,7 @@
 /*
  * The state of the child process, shared by hdf5_child.c (requests), hdf5_child_reply.c (answers),
- * hdf5_child_vfd.c (the file as libhdf5 sees it), hdf5_child_list.c (groups and links), hdf5_child_object.c
- * (datasets and attributes), hdf5_child_chunk.c (checks of stored chunks) and hdf5_child_type.c (types).
+ * hdf5_child_vfd.c (the file as libhdf5 sees it), hdf5_child_object.c (groups, links,
+ * datasets and attributes), hdf5_child_chunk.c (checks of stored chunks) and hdf5_child_type.c (types).
  */
 #ifndef FSDP_HDF5_CHILD_H
 #define FSDP_HDF5_CHILD_H
@@ -55,20 +55,9 @@ fsdp_status fsdp_h5_child_fail(fsdp_error *err, const char *what, ...) FSDP_PRIN
 /* Makes `access` open the file of the parent, under any name; no other file can be opened. */
 herr_t fsdp_h5_child_use(hid_t access, fsdp_h5_child *child);
 
-/* --- hdf5_child_list.c --- */
-
-fsdp_status fsdp_h5_child_list(fsdp_h5_child *child, fsdp_error *err);
-
 /* --- hdf5_child_object.c --- */
 
-typedef struct fsdp_h5_path { const char *data; size_t size; } fsdp_h5_path;
-
-/* Lists a dataset; FSDP_ERR_REFUSED when its bytes are in another file. */
-fsdp_status fsdp_h5_child_dataset(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
-                                  haddr_t address, fsdp_error *err);
-/* Lists all attributes of an object. */
-fsdp_status fsdp_h5_child_attributes(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t object,
-                                     fsdp_error *err);
+fsdp_status fsdp_h5_child_list(fsdp_h5_child *child, fsdp_error *err);
 
 /* --- hdf5_child_chunk.c --- */
 

@@ -1,17 +1,97 @@
 /*
- * HDF5 files of other programs (h5py, Keras) as a source; hdf5_keras.c finds the one in a .keras
+ * HDF5 files of other programs (h5py, Keras) as a source; hdf5_read.c finds the one in a .keras
  * file. A sandboxed child process runs libhdf5 on them (hdf5_session.c, hdf5_child.c) and lists
  * their contents. Plain bytes are then read
  * from the file as in any format; all others (chunked, compressed, virtual) are fetched from the
  * child box by box.
  */
 #include "base/data/box_internal.h"
-#include "formats/hdf5_child/hdf5_keras.h"
+#include "base/core/bytes.h"
+#include "formats/hdf5_child/hdf5_listing.h"
 #include "formats/hdf5_child/hdf5_session.h"
+#include "formats/zip/zip.h"
 #include "kernels/kernels.h"
 
 #include <inttypes.h>
 #include <string.h>
+
+/* === the file in a .keras file ================================================================ */
+
+/* A file of Keras 3: a zip around "model.weights.h5", metadata.json and config.json. */
+
+enum { LOCAL_HEADER = 30, NAME_SIZE_AT = 26 };
+
+static const char first_member[] = "metadata.json";
+static const char weights_member[] = "model.weights.h5";
+static const char several_member[] = "model.weights.json";
+
+/* True for a zip whose first member is the one that Keras writes first. */
+static bool keras_begins(const uint8_t *head, size_t size)
+{
+    size_t name_size = sizeof first_member - 1;
+    return size >= LOCAL_HEADER + name_size && memcmp(head, "PK\3\4", 4) == 0 &&
+           fsdp_load_u16(head + NAME_SIZE_AT) == name_size &&
+           memcmp(head + LOCAL_HEADER, first_member, name_size) == 0;
+}
+
+typedef struct keras_file {
+    fsdp_source *source;
+    int file;
+} keras_file;
+
+static fsdp_status read_zip(void *context, void *data, size_t size, int64_t offset, fsdp_error *err)
+{
+    const keras_file *keras = context;
+    return fsdp_source_pread(keras->source, keras->file, data, size, offset, err);
+}
+
+static fsdp_status place_member(const keras_file *keras, const fsdp_zip_entry *entry,
+                                fsdp_h5_place *place, fsdp_error *err)
+{
+    place->size = entry->size;
+    place->offset = entry->is_deflated ? 0 : entry->offset;
+    if (entry->is_deflated) {
+        const fsdp_source_stream stream = {.file = keras->file,
+                                           .packing = FSDP_PACKING_DEFLATE,
+                                           .offset = entry->offset,
+                                           .stored = entry->stored,
+                                           .size = entry->size,
+                                           .has_crc = entry->has_crc,
+                                           .crc = entry->crc};
+        return fsdp_source_add_stream(keras->source, &stream, &place->stream, err);
+    }
+    const fsdp_source_crc check = {weights_member, keras->file, entry->offset, entry->size,
+                                   entry->crc};
+    return entry->has_crc ? fsdp_source_add_crc(keras->source, &check, err) : FSDP_OK;
+}
+
+static fsdp_status fail_without_weights(const fsdp_zip *zip, const char *path, fsdp_error *err)
+{
+    bool are_several = fsdp_zip_find(zip, several_member, sizeof several_member - 1) != NULL;
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a zip as Keras writes it, without '%s'%s",
+                     path, weights_member,
+                     are_several ? ": its weights are in several files; save it without "
+                                   "max_shard_size"
+                                 : "");
+}
+
+/* Finds the HDF5 file in the zip; place holds its file and becomes the place of the member, whose checksum
+ * the source gets. */
+static fsdp_status keras_find(fsdp_source *source, fsdp_h5_place *place, fsdp_error *err)
+{
+    keras_file keras = {source, place->file};
+    const fsdp_zip_input input = {
+        .read = read_zip, .context = &keras, .path = fsdp_source_path(source), .size = place->size};
+    fsdp_zip *zip = NULL;
+    FSDP_TRY(fsdp_zip_open(&input, 0, &zip, err));
+    const fsdp_zip_entry *entry = fsdp_zip_find(zip, weights_member, sizeof weights_member - 1);
+    fsdp_status st = entry ? place_member(&keras, entry, place, err)
+                           : fail_without_weights(zip, input.path, err);
+    fsdp_zip_close(zip);
+    return st;
+}
+
+/* === the format =============================================================================== */
 
 static const uint8_t signature[] = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1A, '\n'};
 enum { FIRST_USER_BLOCK = 512, SIGNATURE_BITS = 64, USER_BLOCK_BITS = 24, CACHE_SHARE = 4 };
@@ -56,7 +136,7 @@ static int bid(const fsdp_probe *probe)
     if (probe->head_size >= sizeof signature &&
         memcmp(probe->head, signature, sizeof signature) == 0)
         return SIGNATURE_BITS;
-    if (fsdp_keras_begins(probe->head, probe->head_size))
+    if (keras_begins(probe->head, probe->head_size))
         return SIGNATURE_BITS;
     return is_behind_user_block(probe) ? USER_BLOCK_BITS : 0;
 }
@@ -274,9 +354,8 @@ static fsdp_status find_file(hdf5_state *state, const fsdp_probe *probe, fsdp_er
     FSDP_TRY(fsdp_source_add_file(state->source, probe->path, false, &place->file, err));
     place->stream = FSDP_NO_STREAM;
     place->size = fsdp_source_file_size(state->source, (size_t)place->file);
-    return fsdp_keras_begins(probe->head, probe->head_size)
-               ? fsdp_keras_find(state->source, place, err)
-               : FSDP_OK;
+    return keras_begins(probe->head, probe->head_size) ? keras_find(state->source, place, err)
+                                                       : FSDP_OK;
 }
 
 static fsdp_status open_hdf5(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err)

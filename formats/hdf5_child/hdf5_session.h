@@ -5,12 +5,12 @@
  * In: an HDF5 file, which may be hostile. Out: the catalog of a source (source.h), and boxes of datasets
  * that are not plain bytes.
  *
- *   parent:   hdf5_read.c     the format: bid, open, boxes; hdf5_keras.c the file in a .keras file
+ *   parent:   hdf5_read.c     the format: bid, open, boxes; the file in a .keras file
  *             hdf5_session.c  forks the child, sends requests, checks every reply
  *             hdf5_listing.c  checks the child's listing and fills the catalog
  *   both:     hdf5_protocol.h the messages; hdf5_sandbox.c limits and seccomp
  *   child:    hdf5_child.c    requests; hdf5_child_vfd.c the file as libhdf5 sees it
- *             hdf5_child_list.c groups and links; hdf5_child_object.c datasets and attributes
+ *             hdf5_child_object.c groups and links, datasets and attributes
  *             hdf5_child_chunk.c checks of stored chunks; hdf5_child_type.c types; hdf5_lzf.c h5py's filter
  *
  * A crafted file may take over the child, so the parent trusts nothing that it sends. A session serves one

@@ -12,7 +12,7 @@
  *         -> ranks_plain.c   other tensors and values: equal on all ranks, or kept per rank
  *         -> ranks_like.c    FSDP1's pieces without shapes: those of a model that was named
  *         -> ranks_flat.c    FSDP1's flat parameters, split into parameters
- *         -> ranks_merge.c   drops replicas, checks for missing ranks, fills the source
+ *         -> ranks_read.c    drops replicas, checks for missing ranks, fills the source
  *   ranks.c holds entries, boxes and meshes for all of them.
  *
  * A pickle is freed before the next file is opened; its boxes and the places of their bytes are kept. Only
@@ -191,7 +191,7 @@ fsdp_status rank_files_value(void *context, const torch_item *found, fsdp_value 
 fsdp_status rank_files_object(void *context, const torch_item *found, bool *taken_out, fsdp_error *err);
 void rank_items_release(rank_entry *entry);
 
-/* --- ranks_merge.c --- */
+/* --- ranks_read.c --- */
 
 /* Counts the bytes of a tensor that are compared, at most `most`: many views of one small storage would cost
  * much. */
@@ -210,10 +210,5 @@ fsdp_status rank_files_check_piece(rank_files *set, size_t number, int rank, con
                                    fsdp_error *err);
 /* Adds the second names, after all tensors and values. */
 fsdp_status rank_files_add_ties(rank_files *set, fsdp_error *err);
-
-/* --- ranks_merge.c --- */
-
-/* Adds everything to the source, after all files were read; model: as in fsdp_source_opts. */
-fsdp_status rank_files_merge(rank_files *set, const fsdp_source_model *model, fsdp_error *err);
 
 #endif

@@ -22,9 +22,6 @@ typedef struct fsdp_nn_team fsdp_nn_team;
 fsdp_nn_team *fsdp_nn_team_create(int threads);
 void fsdp_nn_team_free(fsdp_nn_team *team);       /* accepts NULL */
 int fsdp_nn_team_threads(const fsdp_nn_team *team);
-/* body(context, index, worker) for every index in [0, count), each once, on any worker. */
-void fsdp_nn_team_run(fsdp_nn_team *team, int count, void (*body)(void *context, int index, int worker),
-                      void *context);
 
 /* A worker's memory: packed blocks of products, and capacity for results on the way. */
 typedef struct fsdp_nn_worker {

@@ -3,13 +3,13 @@
  * reduced; the groups of a unit are gathered in order, and reduced in reverse.
  *
  *   group.c         made, laid out, freed
- *   group_memory.c  where buffers come from; gradients without synchronisation
  *   group_trace.c   events
  *   group_mesh.c    roles of mesh dims, communicators
  *   group_gather.c  shards -> gathered parameters, and back, also of the caller's own bytes; with --check:
  *                   wrong uses of gathered parameters and gradients
  *   group_reduce.c  gradients -> sharded gradients: packed for a reduction, or read where they lie; the
- *                   factors of a mean; sums that wait for replicas
+ *                   factors of a mean; sums that wait for replicas; gradients without synchronisation; where
+ *                   buffers come from
  *
  * In: parameters of runtime/param, a context of runtime/context, the settings and the phase that runtime/step
  * sets. Out: param->data, param->shard_grad, and work on streams; every function returns without waiting for

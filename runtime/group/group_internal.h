@@ -11,18 +11,11 @@ void fsdp_trace_collective(const fsdp_group *group, const fsdp_ordered_comm *ord
 /* On a stream; bytes -1: none. */
 void fsdp_trace_work(const fsdp_group *group, const char *event, const char *stream, int64_t bytes);
 
-/* --- group_memory.c --------------------------------------------------------------------------- */
+/* --- group_reduce.c --------------------------------------------------------------------------- */
 
 /* Memory for buffers of a collective. custom: runs it, or NULL; ordered: its communicator, or NULL. */
 fsdp_allocator fsdp_group_allocator(const fsdp_group *group, const fsdp_custom_collective *custom,
                                     const fsdp_ordered_comm *ordered);
-/* May reductions read gradients where they lie? Equal on all ranks. */
-bool fsdp_group_may_be_direct(const fsdp_group *group);
-/* Memory for gradients: the communicator's where reductions may be direct. */
-fsdp_allocator fsdp_group_grad_allocator(const fsdp_group *group);
-void fsdp_param_drop_grad(fsdp_param *param);          /* of this backward */
-void fsdp_param_drop_kept(fsdp_param *param);          /* of earlier ones */
-fsdp_dtype fsdp_param_reduce_dtype(const fsdp_param *param);
 void fsdp_group_drop_kept(fsdp_group *group);          /* gradients of a step under way */
 
 /* --- group_gather.c: these do nothing without --check -------------------------------------------- */

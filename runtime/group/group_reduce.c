@@ -15,6 +15,146 @@
 #include <math.h>
 #include <string.h>
 
+/* === memory =================================================================================== */
+
+fsdp_allocator fsdp_group_allocator(const fsdp_group *group, const fsdp_custom_collective *custom,
+                                    const fsdp_ordered_comm *ordered)
+{
+    if (custom && custom->alloc)
+        return fsdp_allocator_of_custom(custom);
+    bool has_memory = group->context->device->ops->is_host ||
+                      (ordered && fsdp_comm_abilities(ordered->comm) & FSDP_COMM_DEVICE_MEMORY);
+    bool uses_comm = group->settings->takes_comm_memory && ordered && has_memory;
+    return fsdp_allocator_of_comm(uses_comm ? ordered->comm : NULL);
+}
+
+/* May reductions read gradients where they lie? Equal on all ranks. */
+static bool group_may_be_direct(const fsdp_group *group)
+{
+    const fsdp_group_settings *settings = group->settings;
+    const fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
+    return compute->device->ops->is_at_once && settings->takes_comm_memory &&
+           !settings->custom_reduce && !settings->reduces_unused && group->shard_size > 1 &&
+           (fsdp_comm_abilities(group->reduce->comm) & FSDP_COMM_POOL);
+}
+
+/* Memory for gradients: the communicator's where reductions may be direct. */
+static fsdp_allocator group_grad_allocator(const fsdp_group *group)
+{
+    return fsdp_allocator_of_comm(group_may_be_direct(group) ? group->reduce->comm : NULL);
+}
+
+fsdp_status fsdp_param_take_grad(fsdp_param *param, fsdp_error *err)
+{
+    const fsdp_group *group = param->group;
+    const fsdp_memory_request request = {.class = FSDP_MEMORY_GRAD,
+                                         .stream = fsdp_group_stream(group, FSDP_STREAM_COMPUTE),
+                                         .allocator = group_grad_allocator(group),
+                                         .size = (size_t)fsdp_param_count(param) *
+                                                 fsdp_dtype_size(param->grad_dtype),
+                                         .owner = param->name};
+    return fsdp_memory_take(&group->context->memory, &request, &param->grad, err);
+}
+
+/* The block's last use is what the compute stream has so far. */
+static void give(const fsdp_group *group, fsdp_block *block)
+{
+    fsdp_group_give(group, block, fsdp_stream_now(fsdp_group_stream(group, FSDP_STREAM_COMPUTE)));
+}
+
+/* of this backward */
+static void param_drop_grad(fsdp_param *param)
+{
+    give(param->group, param->grad);
+    param->grad = NULL;
+    param->has_grad = false;
+}
+
+/* of earlier ones */
+static void param_drop_kept(fsdp_param *param)
+{
+    give(param->group, param->kept);
+    param->kept = NULL;
+}
+
+/* === gradients that are kept ================================================================== */
+
+/*
+ * Gradients of backwards that do not reduce: kept whole, in the reduce dtype, and added up until a backward
+ * that reduces. In docs/flow_step.md: step 8.
+ */
+
+static fsdp_dtype param_reduce_dtype(const fsdp_param *param)
+{
+    fsdp_dtype dtype = param->group->settings->reduce_dtype;
+    return dtype != FSDP_DTYPE_NONE ? dtype : param->dtype;
+}
+
+static fsdp_status begin_kept(fsdp_param *param, fsdp_error *err)
+{
+    const fsdp_group *group = param->group;
+    int64_t count = fsdp_param_count(param);
+    fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
+    param->kept_dtype = param_reduce_dtype(param);
+    if (param->kept_dtype == param->grad_dtype) {
+        param->kept = param->grad;
+        param->grad = NULL;
+        param->has_grad = false;
+        return FSDP_OK;
+    }
+    const fsdp_memory_request request = {.class = FSDP_MEMORY_GRAD,
+                                         .stream = compute,
+                                         .allocator = group_grad_allocator(group),
+                                         .size = (size_t)count * fsdp_dtype_size(param->kept_dtype),
+                                         .owner = param->name};
+    FSDP_TRY(fsdp_memory_take(&group->context->memory, &request, &param->kept, err));
+    fsdp_work_cast(compute, param->kept->data, param->kept_dtype, param->grad->data,
+                   param->grad_dtype, count);
+    param_drop_grad(param);
+    return FSDP_OK;
+}
+
+/* The gradient of this backward is added to that of earlier ones. */
+static void add_to_kept(fsdp_param *param)
+{
+    fsdp_work_add(fsdp_group_stream(param->group, FSDP_STREAM_COMPUTE), param->kept->data,
+                  param->kept_dtype, param->grad->data, param->grad_dtype, fsdp_param_count(param));
+    param_drop_grad(param);
+}
+
+fsdp_status fsdp_group_keep_grads(fsdp_group *group, fsdp_error *err)
+{
+    for (size_t i = 0; i < group->count; i++) {
+        fsdp_param *param = group->params[i];
+        if (!param->has_grad)
+            continue;
+        if (param->kept)
+            add_to_kept(param);
+        else
+            FSDP_TRY(begin_kept(param, err));
+    }
+    return FSDP_OK;
+}
+
+void fsdp_group_add_to_kept(fsdp_group *group)
+{
+    for (size_t i = 0; i < group->count; i++)
+        if (group->params[i]->has_grad && group->params[i]->kept)
+            add_to_kept(group->params[i]);
+}
+
+void fsdp_group_drop_kept(fsdp_group *group)
+{
+    for (size_t i = 0; i < group->count; i++) {
+        param_drop_grad(group->params[i]);
+        param_drop_kept(group->params[i]);
+    }
+    fsdp_group_give(group, group->partial.block,
+                    fsdp_stream_now(fsdp_group_stream(group, FSDP_STREAM_REDUCE)));
+    fsdp_free(group->partial.parts);
+    group->partial = (fsdp_reduced){0};
+}
+
 /* === the mean ================================================================================= */
 
 /* The divisors of a mean of gradients, chosen so that sums do not overflow. See fsdp_divide. */
@@ -112,7 +252,7 @@ static void add_parts_of(fsdp_reduced *reduced, fsdp_group *group, fsdp_dtype dt
         reduced->parts[reduced->count++] =
             (fsdp_reduced_part){.param = param, .at = at, .count = param->padded};
         at += param->padded;
-        reduced->dtype = dtype_promote(reduced->dtype, fsdp_param_reduce_dtype(param));
+        reduced->dtype = dtype_promote(reduced->dtype, param_reduce_dtype(param));
     }
 }
 
@@ -260,8 +400,8 @@ static void reduced_give_sources(const fsdp_reduced *reduced)
 {
     for (size_t i = 0; i < reduced->count; i++) {
         fsdp_param *param = reduced->parts[i].param;
-        fsdp_param_drop_grad(param);
-        fsdp_param_drop_kept(param);
+        param_drop_grad(param);
+        param_drop_kept(param);
     }
 }
 
@@ -313,8 +453,7 @@ static fsdp_status group_chunk_cat(fsdp_group *group, const fsdp_reduced *reduce
 /* Equal on all ranks, as all that follows: it decides which collective runs. */
 static bool is_in_rows(const fsdp_param *param, fsdp_dtype dtype)
 {
-    return param->outer == 1 && param->grad_dtype == dtype &&
-           fsdp_param_reduce_dtype(param) == dtype;
+    return param->outer == 1 && param->grad_dtype == dtype && param_reduce_dtype(param) == dtype;
 }
 
 /* Can the other ranks read the gradients where they lie? Equal on all ranks. */
@@ -322,7 +461,7 @@ static bool reduced_is_direct(const fsdp_group *group, const fsdp_reduced *reduc
                               const fsdp_divide *divide)
 {
     size_t input = reduced_bytes(reduced) * (size_t)group->shard_size;
-    if (!fsdp_group_may_be_direct(group) || divide->before != 1 ||
+    if (!group_may_be_direct(group) || divide->before != 1 ||
         input < reduced->count * sizeof(int64_t))
         return false;
     for (size_t i = 0; i < reduced->count; i++)
@@ -349,7 +488,7 @@ static fsdp_status make_readable(fsdp_param *param, fsdp_block **source, fsdp_er
         return FSDP_OK;
     const fsdp_memory_request request = {.class = FSDP_MEMORY_GRAD,
                                          .stream = compute,
-                                         .allocator = fsdp_group_grad_allocator(group),
+                                         .allocator = group_grad_allocator(group),
                                          .size = old->size,
                                          .owner = param->name};
     FSDP_TRY(fsdp_memory_take(&group->context->memory, &request, source, err));

@@ -11,6 +11,367 @@
 #include <string.h>
 #include <unistd.h>
 
+/* === the launcher ============================================================================= */
+
+/*
+ * Detects from the environment which launcher started this process. See launch_internal.h.
+ *
+ * A launcher is detected by any of its variables, and then all of them must be set: a stray
+ * WORLD_SIZE would otherwise make N worlds of one rank each.
+ */
+
+enum { FIRST_PORT = 10000, PORTS = 20000 }; /* below the ephemeral ports */
+
+typedef struct launcher launcher;
+
+typedef struct environment {
+    fsdp_getenv get;
+    void *context;
+    const launcher *row;
+} environment;
+
+struct launcher {
+    fsdp_launcher kind;
+    const char *name;                     /* "mpirun (OMPI_COMM_WORLD_RANK)" */
+    const char *set;                      /* the set of variables, for messages */
+    const char *begins[5];                /* any of them begins the set */
+    const char *rank, *size, *local_size; /* NULL: no variable says it */
+    fsdp_status (*detect)(const environment *from, fsdp_place *place, fsdp_error *err);
+};
+
+/* An empty variable is none. */
+static const char *variable(const environment *from, const char *name)
+{
+    const char *text = from->get(from->context, name);
+    return text && text[0] != '\0' ? text : NULL;
+}
+
+static bool has_any(const environment *from, const char *const *names)
+{
+    for (; *names; names++)
+        if (variable(from, *names))
+            return true;
+    return false;
+}
+
+static fsdp_status need(const environment *from, const char *name, const char **text_out,
+                        fsdp_error *err)
+{
+    *text_out = variable(from, name);
+    if (*text_out)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s is not set, but other variables of %s are: set all of them, or none", name,
+                     from->row->set);
+}
+
+static fsdp_status need_int(const environment *from, const char *name, int least, int most,
+                            int *value_out, fsdp_error *err)
+{
+    const char *text;
+    FSDP_TRY(need(from, name, &text, err));
+    if (fsdp_parse_int(text, least, most, value_out))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s is '%s', not a whole number from %d to %d", name,
+                     text, least, most);
+}
+
+/* -1 when it is not there. */
+static fsdp_status maybe_int(const environment *from, const char *name, int least, int most,
+                             int *value_out, fsdp_error *err)
+{
+    *value_out = -1;
+    return variable(from, name) ? need_int(from, name, least, most, value_out, err) : FSDP_OK;
+}
+
+static fsdp_status need_ranks(const environment *from, fsdp_place *place, fsdp_error *err)
+{
+    FSDP_TRY(need_int(from, from->row->size, 1, FSDP_MAX_RANKS, &place->size, err));
+    return need_int(from, from->row->rank, 0, place->size - 1, &place->rank, err);
+}
+
+static fsdp_status copy_text(const char *name, const char *text, char *out, size_t out_size,
+                             fsdp_error *err)
+{
+    if (strlen(text) < out_size) {
+        memcpy(out, text, strlen(text) + 1);
+        return FSDP_OK;
+    }
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s is longer than %zu bytes", name, out_size - 1);
+}
+
+/* "host:port", "[::1]:port" */
+static fsdp_status take_master(const char *text, fsdp_place *place, fsdp_error *err)
+{
+    const char *colon = strrchr(text, ':');
+    size_t length = colon ? (size_t)(colon - text) : 0;
+    bool is_bracketed = length >= 2 && text[0] == '[' && colon[-1] == ']';
+    const char *host = text + is_bracketed;
+    length -= is_bracketed ? 2 : 0;
+    if (length == 0 || length >= sizeof place->host ||
+        !fsdp_parse_int(colon + 1, 1, 65535, &place->port))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "FSDP_MASTER is '%s', not HOST:PORT, the address where rank 0 listens",
+                         text);
+    memcpy(place->host, host, length);
+    place->host[length] = '\0';
+    return FSDP_OK;
+}
+
+/* --- the launchers ---------------------------------------------------------------------------- */
+
+static fsdp_status detect_variables(const environment *from, fsdp_place *place, fsdp_error *err)
+{
+    const char *master, *job = variable(from, "FSDP_JOB_ID");
+    FSDP_TRY(need_ranks(from, place, err));
+    FSDP_TRY(maybe_int(from, from->row->local_size, 1, place->size, &place->local_size, err));
+    if (place->size == 1)
+        return FSDP_OK;
+    FSDP_TRY(need(from, "FSDP_MASTER", &master, err));
+    FSDP_TRY(take_master(master, place, err));
+    return copy_text("FSDP_JOB_ID", job ? job : "", place->job, sizeof place->job, err);
+}
+
+static fsdp_status detect_torchrun(const environment *from, fsdp_place *place, fsdp_error *err)
+{
+    const char *host, *run = variable(from, "TORCHELASTIC_RUN_ID");
+    const char *restart = variable(from, "TORCHELASTIC_RESTART_COUNT");
+    const char *store = variable(from, "TORCHELASTIC_USE_AGENT_STORE");
+    int local_rank; /* only checked: worlds compute their own */
+    FSDP_TRY(need_ranks(from, place, err));
+    FSDP_TRY(need_int(from, from->row->local_size, 1, place->size, &place->local_size, err));
+    FSDP_TRY(need_int(from, "LOCAL_RANK", 0, place->local_size - 1, &local_rank, err));
+    FSDP_TRY(need(from, "MASTER_ADDR", &host, err));
+    FSDP_TRY(need_int(from, "MASTER_PORT", 1, 65535, &place->port, err));
+    FSDP_TRY(copy_text("MASTER_ADDR", host, place->host, sizeof place->host, err));
+    place->has_store = store ? strcmp(store, "True") == 0 : run != NULL;
+    int n =
+        snprintf(place->job, sizeof place->job, "%s/%s", run ? run : "", restart ? restart : "");
+    if (n < 0 || (size_t)n >= sizeof place->job)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "TORCHELASTIC_RUN_ID is too long");
+    return FSDP_OK;
+}
+
+/* MPI connects the ranks; with FSDP_MASTER the rendezvous does, whichever MPI started them. */
+static fsdp_status detect_mpi(const environment *from, fsdp_place *place, fsdp_error *err)
+{
+    const char *master = variable(from, "FSDP_MASTER"), *job = variable(from, "FSDP_JOB_ID");
+    const char *local_size = from->row->local_size;
+    FSDP_TRY(need_ranks(from, place, err));
+    if (local_size)
+        FSDP_TRY(maybe_int(from, local_size, 1, place->size, &place->local_size, err));
+    place->is_mpi = !master || place->size == 1;
+    if (place->is_mpi)
+        return FSDP_OK;
+    FSDP_TRY(take_master(master, place, err));
+    return copy_text("FSDP_JOB_ID", job ? job : "", place->job, sizeof place->job, err);
+}
+
+static fsdp_status detect_pmix(const environment *from, fsdp_place *place, fsdp_error *err)
+{
+    place->size = 0; /* MPI knows */
+    place->is_mpi = true;
+    return need_int(from, from->row->rank, 0, FSDP_MAX_RANKS - 1, &place->rank, err);
+}
+
+/* Returns the first host of a list: "gpu01" of "gpu[01-03,07],cpu2". Names that continue
+ * after their numbers are not guessed at. */
+static fsdp_status first_host(const char *list, fsdp_place *place, fsdp_error *err)
+{
+    size_t length = strcspn(list, "[,");
+    const char *number = list[length] == '[' ? list + length + 1 : "";
+    size_t digits = strspn(number, "0123456789");
+    const char *end = list[length] == '[' ? strchr(list + length, ']') : NULL;
+    bool is_plain = list[length] != '[' || (digits > 0 && end && (end[1] == ',' || end[1] == '\0'));
+    int n = snprintf(place->host, sizeof place->host, "%.*s%.*s", (int)length, list, (int)digits,
+                     number);
+    if (is_plain && n > 0 && (size_t)n < sizeof place->host)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "cannot find the first host of '%s': set FSDP_MASTER=HOST:PORT", list);
+}
+
+/* Ranks that know nothing but the job's id listen at the same port. */
+static int port_of(const char *job)
+{
+    uint32_t hash = 2166136261u;
+    for (; *job; job++)
+        hash = (hash ^ (unsigned char)*job) * 16777619u;
+    return FIRST_PORT + (int)(hash % PORTS);
+}
+
+static fsdp_status detect_slurm(const environment *from, fsdp_place *place, fsdp_error *err)
+{
+    const char *master = variable(from, "FSDP_MASTER"), *job = variable(from, "SLURM_JOB_ID");
+    const char *step = variable(from, "SLURM_STEP_ID");
+    const char *hosts = variable(from, "SLURM_STEP_NODELIST");
+    int local_rank;
+    FSDP_TRY(need_ranks(from, place, err));
+    FSDP_TRY(need_int(from, "SLURM_LOCALID", 0, place->size - 1, &local_rank, err));
+    if (!hosts)
+        hosts = variable(from, "SLURM_NODELIST");
+    snprintf(place->job, sizeof place->job, "slurm %s.%s", job ? job : "", step ? step : "");
+    place->port = port_of(place->job);
+    if (master)
+        return take_master(master, place, err);
+    return first_host(hosts ? hosts : FSDP_LOOPBACK, place, err);
+}
+
+/* In this order: the launcher that is nearest to the process first. mpiexec may start its helpers by
+ * srun, one per host, and their SLURM_PROCID is not the rank. */
+static const launcher launchers[] = {
+    {FSDP_LAUNCHED_VARIABLES,
+     "FSDP_RANK and FSDP_WORLD_SIZE",
+     "FSDP_RANK, FSDP_WORLD_SIZE and FSDP_MASTER",
+     {"FSDP_RANK", "FSDP_WORLD_SIZE"},
+     "FSDP_RANK",
+     "FSDP_WORLD_SIZE",
+     "FSDP_LOCAL_WORLD_SIZE",
+     detect_variables},
+    {FSDP_LAUNCHED_TORCHRUN,
+     "torchrun (RANK)",
+     "torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, "
+     "MASTER_PORT)",
+     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+     "RANK",
+     "WORLD_SIZE",
+     "LOCAL_WORLD_SIZE",
+     detect_torchrun},
+    {FSDP_LAUNCHED_OPEN_MPI,
+     "mpirun (OMPI_COMM_WORLD_RANK)",
+     "mpirun's variables (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, PMIX_RANK)",
+     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+     "OMPI_COMM_WORLD_RANK",
+     "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_SIZE",
+     detect_mpi},
+    {FSDP_LAUNCHED_MVAPICH,
+     "mpirun_rsh (MV2_COMM_WORLD_RANK)",
+     "MVAPICH's variables (MV2_COMM_WORLD_RANK, MV2_COMM_WORLD_SIZE)",
+     {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},
+     "MV2_COMM_WORLD_RANK",
+     "MV2_COMM_WORLD_SIZE",
+     "MV2_COMM_WORLD_LOCAL_SIZE",
+     detect_mpi},
+    {FSDP_LAUNCHED_JSRUN,
+     "jsrun (JSM_NAMESPACE_RANK)",
+     "jsrun's variables (JSM_NAMESPACE_RANK, JSM_NAMESPACE_SIZE, PMIX_RANK)",
+     {"JSM_NAMESPACE_RANK"},
+     "JSM_NAMESPACE_RANK",
+     "JSM_NAMESPACE_SIZE",
+     NULL,
+     detect_mpi},
+    {FSDP_LAUNCHED_PMIX,
+     "PMIx (PMIX_RANK)",
+     "PMIx's variables (PMIX_RANK)",
+     {"PMIX_RANK"},
+     "PMIX_RANK",
+     NULL,
+     NULL,
+     detect_pmix},
+    {FSDP_LAUNCHED_PMI,
+     "mpiexec (PMI_RANK)",
+     "mpiexec's variables (PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS, PALS_RANKID)",
+     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "PALS_RANKID"},
+     "PMI_RANK",
+     "PMI_SIZE",
+     "MPI_LOCALNRANKS",
+     detect_mpi},
+    {FSDP_LAUNCHED_FLUX,
+     "flux (FLUX_TASK_RANK)",
+     "flux's variables (FLUX_TASK_RANK, FLUX_JOB_SIZE)",
+     {"FLUX_TASK_RANK"},
+     "FLUX_TASK_RANK",
+     "FLUX_JOB_SIZE",
+     NULL,
+     detect_mpi},
+    {FSDP_LAUNCHED_SLURM,
+     "srun (SLURM_PROCID)",
+     "srun's variables (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID)",
+     {"SLURM_PROCID"},
+     "SLURM_PROCID",
+     "SLURM_NTASKS",
+     NULL,
+     detect_slurm},
+};
+enum { LAUNCHERS = sizeof launchers / sizeof *launchers };
+
+/* A batch script has the variables of rank 0, and is not a rank: only steps (srun) are. */
+static bool is_slurm_step(const environment *from)
+{
+    return variable(from, "SLURM_PROCID") &&
+           (variable(from, "SLURM_STEP_ID") || !variable(from, "SLURM_JOB_ID"));
+}
+
+static bool is_same(const environment *from, const char *name, const char *other)
+{
+    const char *text = variable(from, name), *other_text = variable(from, other);
+    return text && other_text && strcmp(text, other_text) == 0;
+}
+
+/* srun --mpi=pmi2 sets both sets of variables, to the same numbers, and srun's need no MPI. */
+static bool is_pmi_of_srun(const environment *from)
+{
+    return is_slurm_step(from) && is_same(from, "PMI_RANK", "SLURM_PROCID") &&
+           is_same(from, "PMI_SIZE", "SLURM_NTASKS");
+}
+
+static bool has_started(const environment *from)
+{
+    if (!has_any(from, from->row->begins))
+        return false;
+    switch (from->row->kind) {
+    case FSDP_LAUNCHED_SLURM: return is_slurm_step(from);
+    case FSDP_LAUNCHED_PMI: return !is_pmi_of_srun(from);
+    default: return true;
+    }
+}
+
+static const launcher *row_of(fsdp_launcher kind)
+{
+    for (int i = 0; i < LAUNCHERS; i++)
+        if (launchers[i].kind == kind)
+            return &launchers[i];
+    return NULL;
+}
+
+/* "mpirun (OMPI_COMM_WORLD_RANK)" */
+static const char *launcher_name(fsdp_launcher kind)
+{
+    const launcher *row = row_of(kind);
+    return row ? row->name : "no launcher";
+}
+
+fsdp_status fsdp_launch_check_mpi(const fsdp_place *place, int rank, int size, fsdp_error *err)
+{
+    const launcher *row = row_of(place->launcher);
+    if (!row || (rank == place->rank && (place->size == 0 || size == place->size)))
+        return FSDP_OK;
+    bool is_rank = place->size == 0 || size == place->size;
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "%s is %d, but in MPI itself this is rank %d of %d: libfsdp_mpi is of another MPI than the "
+        "launcher (use mpirun of the same MPI, or set FSDP_MASTER=HOST:PORT and the ranks connect "
+        "over TCP), or a rank started this program, which then must not see %s",
+        is_rank ? row->rank : row->size, is_rank ? place->rank : place->size, rank, size, row->set);
+}
+
+fsdp_status fsdp_launch_detect(fsdp_getenv get, void *context, fsdp_place *place_out,
+                               fsdp_error *err)
+{
+    fsdp_place place = {.size = 1, .local_size = -1};
+    for (int i = 0; i < LAUNCHERS; i++) {
+        const environment from = {get, context, &launchers[i]};
+        if (!has_started(&from))
+            continue;
+        place.launcher = launchers[i].kind;
+        FSDP_TRY(launchers[i].detect(&from, &place, err));
+        break;
+    }
+    *place_out = place;
+    return FSDP_OK;
+}
+
 /* === ranks of another launcher ================================================================ */
 
 /* Connects ranks that another launcher started: finds the host and port of the rendezvous. */
@@ -127,7 +488,7 @@ static fsdp_status decide_here(const fsdp_launch_options *options, const fsdp_pl
     if (place->launcher != FSDP_LAUNCHED_BARE && place->size != 1)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "%s contradicts %s: it has started all ranks, and this process is rank %d",
-                         name, fsdp_launcher_name(place->launcher), place->rank);
+                         name, launcher_name(place->launcher), place->rank);
     if (options->comm != FSDP_COMM_AUTO && options->comm != FSDP_COMM_NCCL &&
         options->comm != fitting && !(options->comm == FSDP_COMM_SELF && n == 1) &&
         !(options->comm == FSDP_COMM_TCP && is_np))
@@ -149,7 +510,7 @@ static fsdp_status decide_started(const fsdp_launch_options *options, const fsdp
                 options->comm == FSDP_COMM_SHM || options->comm == FSDP_COMM_NCCL;
     if (fits && !(options->comm == FSDP_COMM_MPI && *mode_out != FSDP_MODE_MPI))
         return FSDP_OK;
-    return fail_conflict(options, fsdp_launcher_name(place->launcher), err);
+    return fail_conflict(options, launcher_name(place->launcher), err);
 }
 
 static fsdp_status check_trace(const fsdp_launch_options *options, const fsdp_place *place,
@@ -193,7 +554,7 @@ static int run_started(const fsdp_launch_job *job, const fsdp_place *place)
     (void)!fsdp_launch_have_files("", place->size, FSDP_COMM_TCP, &ignored);
     if (launch_connect(place, job->options->deadline_ms, &ctl, &err) != FSDP_OK) {
         fsdp_error_prefix(&err, "rank %d of %d, started by %s", place->rank, place->size,
-                          fsdp_launcher_name(place->launcher));
+                          launcher_name(place->launcher));
         return fsdp_error_report(&err);
     }
     return fsdp_launch_rank(job, ctl, NULL);
@@ -277,10 +638,10 @@ static void report_choice(const fsdp_launch_options *options, const fsdp_place *
                 options->threads_name);
     else if (place->size > 0)
         fprintf(stderr, "fsdp: rank %d of %d, started by %s\n", place->rank, place->size,
-                fsdp_launcher_name(place->launcher));
+                launcher_name(place->launcher));
     else
         fprintf(stderr, "fsdp: rank %d, started by %s\n", place->rank,
-                fsdp_launcher_name(place->launcher));
+                launcher_name(place->launcher));
 }
 
 void fsdp_launch_note(int rank, const char *finding, const char *names)

@@ -5,12 +5,11 @@
  * fsdp_world (world.h), and one exit code. Programs call fsdp_launch; the rooms above use worlds and traces.
  *
  *   launch_options.c     takes the options out of argv, and from FSDP_*
- *   launch_detect.c      detects the launcher: none, torchrun, mpirun, srun, ...
- *   launch.c             decides, runs the one rank of this process, connects ranks that another launcher
- *                        started
+ *   launch.c             detects the launcher (none, torchrun, mpirun, srun, ...), decides, runs the one rank
+ *                        of this process, connects ranks that another launcher started
  *   launch_processes.c   --np: ranks as forked processes, and their supervisor
  *   launch_threads.c     --threads
- *   launch_world.c       creates a rank's world around its control plane, decides what moves the memory of
+ *   world.c              creates a rank's world around its control plane, decides what moves the memory of
  *                        ranks' GPUs, and runs the program's body
  */
 #ifndef FSDP_LAUNCH_INTERNAL_H
@@ -75,8 +74,6 @@ typedef struct fsdp_place {
 
 /* FSDP_ERR_USAGE names a variable that is missing in a launcher's set. */
 fsdp_status fsdp_launch_detect(fsdp_getenv get, void *context, fsdp_place *place_out, fsdp_error *err);
-/* "mpirun (OMPI_COMM_WORLD_RANK)" */
-const char *fsdp_launcher_name(fsdp_launcher launcher);
 /* FSDP_ERR_USAGE: MPI has another rank or another number of ranks than the launcher. Each rank would then be
  * a world of its own, and all would write the same files. */
 fsdp_status fsdp_launch_check_mpi(const fsdp_place *place, int rank, int size, fsdp_error *err);

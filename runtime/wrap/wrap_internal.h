@@ -1,9 +1,8 @@
 /*
  * Private interface of the FSDP1 face. The engine only sees that a parameter may lie in another one.
  *
- *   wrap_tree.c     the tree of modules from names; a policy chooses the units among them
- *   wrap_flat.c     flat parameters: their layout, and the inner model that declares them
- *   wrap.c          wrapping: units, strategies, settings
+ *   wrap.c          the tree of modules from names, among which a policy chooses the units; flat parameters:
+ *                   their layout, and the inner model that declares them; strategies and settings
  *   wrap_hook.c     communication hooks
  *   wrap_summon.c   whole parameters, and writing them back
  *   wrap_rekey.c    optimizer state by name or by position
@@ -22,28 +21,7 @@
 #include <fsdp/wrap.h>
 #include "base/text.h"
 
-/* --- the tree (wrap_tree.c) ------------------------------------------------------------------ */
-
-/* A module that becomes a unit. */
-typedef struct fsdp_wrap_wish {
-    char *module;
-    fsdp_wrap_unit_opts opts;
-} fsdp_wrap_wish;
-
-typedef struct fsdp_wrap_wishes {
-    fsdp_wrap_wish *items;               /* inner ones first; the root is not among them */
-    size_t count, room;
-} fsdp_wrap_wishes;
-
-/* Sets one flag per parameter of the model. */
-fsdp_status fsdp_wrap_list_ignored(const fsdp_model *model, const fsdp_wrap_opts *opts, bool *ignored_out,
-                                 fsdp_error *err);
-/* Chooses the units by the policy; ignored parameters do not count. */
-fsdp_status fsdp_wrap_choose(const fsdp_model *model, const fsdp_wrap_opts *opts, const bool *ignored,
-                           fsdp_wrap_wishes *wishes_out, fsdp_error *err);
-void fsdp_wrap_wishes_release(fsdp_wrap_wishes *wishes);
-
-/* --- flat parameters (wrap_flat.c) ----------------------------------------------------------- */
+/* --- flat parameters (wrap.c) ----------------------------------------------------------- */
 
 typedef struct fsdp_wrap_flat {
     char *module;
@@ -72,15 +50,6 @@ struct fsdp_wrap {
     fsdp_wrap_summon_opts summon;
     fsdp_host_view summoned_grads;     /* of gradients, while these are summoned */
 };
-
-/* Lays out a flat parameter of all parameters below its module that have no place yet, and declares it in the
- * inner model. With use_orig_params its padded size is a multiple of ranks. */
-fsdp_status fsdp_wrap_flat_declare(fsdp_wrap *wrap, fsdp_wrap_flat *flat, const bool *ignored, int64_t ranks,
-                                 fsdp_error *err);
-void fsdp_wrap_flat_release(fsdp_wrap_flat *flat);
-/* The name of its module, or "root"; also before it has a unit. */
-const char *fsdp_wrap_flat_name(const fsdp_wrap_flat *flat);
-int64_t fsdp_wrap_count(const fsdp_param *param);        /* elements of the whole parameter */
 
 /* --- states ----------------------------------------------------------------------------------- */
 

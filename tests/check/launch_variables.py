@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(sys.argv[1])
 NAME = r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|RANK"
 PAGE = (ROOT / "docs" / "launch.md").read_text()
-DETECT = (ROOT / "runtime" / "launch" / "launch_detect.c").read_text()
-SOURCES = [DETECT, *((ROOT / name).read_text() for name in
+LAUNCH = (ROOT / "runtime" / "launch" / "launch.c").read_text()
+SOURCES = [LAUNCH, *((ROOT / name).read_text() for name in
                      ("runtime/launch/launch_options.c", "tools/cli/cli_mpi.c"))]
 
 
@@ -23,12 +23,12 @@ def main():
     told = set(re.findall(f"`({NAME})`", PAGE))
     problems = [f"docs/launch.md does not have {name}" for name in sorted(known - told)]
     problems += [f"docs/launch.md has {name}, which no program looks at" for name in sorted(told - known)]
-    begins = re.findall(r'^     \{("[A-Z].*)\},$', DETECT, re.M)
+    begins = re.findall(r'^     \{("[A-Z].*)\},$', LAUNCH, re.M)
     rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| [^|]+ \|[^|]*\| (?:over|by) ", PAGE, re.M)
     begins = [re.findall(r"\w+", row) for row in begins]
     rows = [re.findall(r"\w+", row) for row in rows]
     if begins != rows:
-        problems.append(f"the table of launchers is not that of launch_detect.c:\n{rows}\n{begins}")
+        problems.append(f"the table of launchers is not that of launch.c:\n{rows}\n{begins}")
     print("\n".join(problems) or f"{len(known)} variables, {len(rows)} launchers")
     return 1 if problems or not rows else 0
 

@@ -11,7 +11,7 @@ static int number(const char *name)
 
 cli_mpi cli_mpi_find(void)
 {
-    /* Open MPI; MVAPICH; MPICH and Intel MPI. Programs that train know more (launch_detect.c). */
+    /* Open MPI; MVAPICH; MPICH and Intel MPI. Programs that train know more (launch.c). */
     static const struct {
         const char *rank, *size, *local_size;
     } variables[] = {
