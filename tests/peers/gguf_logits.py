@@ -71,9 +71,9 @@ def gguf_names(file, saved):
 
 def check_memory(model, folder):
     """The names of transformers' memory, where the experts of a layer are one, give the same file."""
-    torch.save(model.state_dict(), folder / "memory.pt")
-    subprocess.run([CONVERT, folder / "memory.pt", folder / "memory.gguf", "-q", "--copy-from", folder / "hf"],
-                   check=True)
+    memory = folder / "memory.pt", folder / "memory.gguf"
+    torch.save(model.state_dict(), memory[0])
+    subprocess.run([CONVERT, *memory, "-q", "--copy-from", folder / "hf"], check=True)
     files = [{tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(folder / name).tensors}
              for name in ("model.gguf", "memory.gguf")]
     assert files[0] == files[1]
