@@ -18,7 +18,7 @@ void fsdp_text_release(fsdp_text *text)
     *text = (fsdp_text){0};
 }
 
-/* Room for `more` bytes and the zero behind them. */
+/* Memory for `more` bytes and the zero after them. */
 static char *make_room(fsdp_text *text, size_t more)
 {
     size_t need;

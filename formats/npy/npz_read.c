@@ -242,7 +242,7 @@ static fsdp_status add_member(const npz_archive *archive, const fsdp_zip_entry *
     size_t size = place.size < (int64_t)sizeof head ? (size_t)place.size : sizeof head;
     FSDP_TRY(read_at(&place, head, size, 0, err));
     if (!fsdp_npy_is_magic(head, size))
-        return add_opaque(&place, "member of a zip that is no array", err);
+        return add_opaque(&place, "member of a zip that is not an array", err);
     return add_one(&place, err);
 }
 

@@ -658,7 +658,7 @@ static fsdp_status complete_shape(pickle_vm *vm, fsdp_node target, fsdp_node sta
 fsdp_status pickle_build(pickle_vm *vm, fsdp_node target, fsdp_node state)
 {
     fsdp_pickle_node *node = &vm->nodes[target];
-    /* Python fails on data, so that bytes in an object with such a state are no pickle */
+    /* Python fails on data, so that bytes in an object with such a state are not a pickle */
     bool is_data =
         vm->options->depth > 0 && node->kind != FSDP_NODE_GLOBAL && node->kind != FSDP_NODE_CALL;
     if (node->kind != FSDP_NODE_CALL || !pickle_takes_state(node))

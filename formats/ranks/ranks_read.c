@@ -355,7 +355,7 @@ static fsdp_status rank_files_merge(rank_files *set, const fsdp_source_model *mo
 
 /*
  * Parts of tensor parallelism whose files do not say how they were cut: Meta's consolidated.00.pth, 01, ...
- * Each file has every name; rules below give the dim in which the parts of a name lie one behind the other,
+ * Each file has every name; rules below give the dim in which the parts of a name follow each other,
  * and params.json next to the files gives the length that they have together.
  */
 

@@ -47,7 +47,7 @@ typedef struct torch_part {
     _Atomic int64_t left;      /* bytes not yet written */
 } torch_part;
 
-/* Adds the checksum of a piece that `behind` bytes follow; true after the last piece: crc is then
+/* Adds the checksum of a piece which `behind` bytes follow; true after the last piece: crc is then
  * complete. */
 bool torch_part_take(torch_part *part, const void *data, size_t size, int64_t behind);
 

@@ -59,7 +59,7 @@ static fsdp_status prepare(fsdp_comm *comm, fsdp_comm_handle **handle_out, fsdp_
     return *handle_out ? FSDP_OK : fsdp_fail_memory(err, "a collective that is started");
 }
 
-/* A failure is the handle's: the stream goes on, and later calls find the communicator poisoned. */
+/* A failure is the handle's: the stream continues, and later calls find the communicator poisoned. */
 static fsdp_status run_started(void *args, fsdp_error *err)
 {
     fsdp_comm_handle *handle = *(fsdp_comm_handle **)args;

@@ -88,7 +88,7 @@ void fsdp_comm_free(fsdp_comm *comm);  /* accepts NULL */
 /* fsdp_comm_run without waiting for started calls. */
 fsdp_status fsdp_comm_run_now(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
 /* The first failure of the group or of this rank, without a call. Data that calls in streams have made is
- * undefined after it: ask behind a wait for the stream. Any thread. */
+ * undefined after it: ask after a wait for the stream. Any thread. */
 fsdp_status fsdp_comm_failure(fsdp_comm *comm, fsdp_error *err);
 
 /* The size of one rank's part in all_gather and reduce_scatter, and its offset, in elements. */
@@ -99,7 +99,7 @@ fsdp_reduction fsdp_comm_reduction(const fsdp_collective *call, int size);
 /* For views that follow addresses of other ranks: true when the memory is still readable, also after the
  * owner has failed. */
 bool fsdp_comm_sees(const fsdp_comm *comm, int member, const void *data, size_t size);
-/* Runs the view of a gather whose parts are all in `out`. parts: room for a pointer per rank. */
+/* Runs the view of a gather whose parts are all in `out`. parts: one pointer per rank. */
 void fsdp_comm_view_out(const fsdp_collective *call, int size, const void **parts);
 
 /* Entries of fsdp_transport_ops for transports without memory of their own. */
@@ -126,7 +126,7 @@ void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_si
 const char *fsdp_comm_kind_name(uint32_t kind);        /* "all_gather"; "?": there is none */
 const char *fsdp_comm_op_name(uint32_t op);            /* "premul_sum" */
 bool fsdp_comm_reduces(uint32_t kind);                 /* it has an op */
-/* "exit code 7 (no space)"; a code that is no error of ours, which a program may choose: "exit code 1" */
+/* "exit code 7 (no space)"; a code that is not one of ours, which a program may choose: "exit code 1" */
 enum { FSDP_EXIT_TEXT = 64, FSDP_LEFT_TEXT = 128 };
 void fsdp_comm_describe_exit(int exit_code, char out[FSDP_EXIT_TEXT]);
 /* "has left the group with exit code 7 (no space): it takes no part in" */
@@ -134,7 +134,7 @@ void fsdp_comm_describe_left(int exit_code, char out[FSDP_LEFT_TEXT]);
 /* A rank that takes no part in a call. */
 typedef struct fsdp_comm_loss {
     int rank;
-    const char *which;         /* behind "rank N": " (process 4711)"; or NULL */
+    const char *which;         /* after "rank N": " (process 4711)"; or NULL */
     const char *what;          /* "died in", "has left the group: it takes no part in" */
     const char *reason, *hint; /* its error; what to do; or NULL */
 } fsdp_comm_loss;

@@ -74,7 +74,7 @@ void fsdp_context_give_gather(fsdp_context *context, fsdp_used_block *gather);
 /* Gives back the deferred gather. */
 void fsdp_context_flush_gather(fsdp_context *context);
 
-/* Room for `most` inputs of reductions in flight. */
+/* Memory for `most` inputs of reductions in flight. */
 fsdp_status fsdp_context_size_inputs(fsdp_context *context, int most, fsdp_error *err);
 /* Waits, in the compute stream, until no more than `most` inputs of reductions are in flight. */
 void fsdp_context_limit_inputs(fsdp_context *context, int most);

@@ -51,7 +51,7 @@ struct fsdp_param {
     const fsdp_mesh *mesh;
     fsdp_layout layout;
     fsdp_box data_box, shard_box;      /* in the tensor */
-    int64_t outer, n, rest;            /* of the data: dims before the one that is cut, it, those behind */
+    int64_t outer, n, rest;            /* of the data: dims before the one that is cut, it, those after it */
     int64_t chunk, rows;               /* rows of the cut dim per rank, and this rank's */
     int64_t padded;                    /* elements of a padded shard: outer * chunk * rest */
     void *shard;
@@ -107,7 +107,7 @@ int64_t fsdp_param_local_count(const fsdp_param *param);
 int64_t fsdp_param_padded_count(const fsdp_param *param, int parts);
 
 /* This rank's part of a parameter that lies in a flat one: elements [first, first + count) of it, which begin
- * `at` elements behind the beginning of the flat one's shard. */
+ * `at` elements after the beginning of the flat one's shard. */
 typedef struct fsdp_flat_run {
     int64_t first, count, at;
 } fsdp_flat_run;

@@ -9,7 +9,7 @@
 /* === the hooks of a unit ====================================================================== */
 
 /*
- * The hooks around a unit's mathematics. They keep the phase of the unit, and decide when its groups are
+ * The hooks around what a unit computes. They keep the phase of the unit, and decide when its groups are
  * gathered, resharded and reduced, and which units are gathered ahead. In docs/flow_step.md: steps 2 to 8.
  */
 

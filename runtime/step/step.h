@@ -23,7 +23,7 @@
 
 struct fsdp_unshard_handle { fsdp_unit *unit; };
 
-/* When the unit whose backward comes next is gathered: before this one's mathematics, or after them. */
+/* When the unit whose backward comes next is gathered: before this one computes, or after that. */
 typedef enum fsdp_prefetch_time {
     FSDP_PREFETCH_BEFORE,
     FSDP_PREFETCH_AFTER,
@@ -71,10 +71,10 @@ struct fsdp_finalize_handle {
     bool was_reset;                    /* its end of backward was dropped */
 };
 
-/* Copies of a root's state that a stream makes while the program goes on. */
+/* Copies of a root's state that a stream makes while the program continues. */
 typedef struct fsdp_root_copies {
     void *context;
-    /* The event behind the last one; waits on the host until that is given to its stream. */
+    /* The event after the last one; waits on the host until that is given to its stream. */
     fsdp_event (*last)(void *context);
     struct fsdp_root_copies *next;
 } fsdp_root_copies;

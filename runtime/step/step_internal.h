@@ -17,7 +17,7 @@ void fsdp_unit_release_groups(fsdp_unit *unit);
 
 /* --- root.c ----------------------------------------------------------------------------------- */
 
-/* Makes room for the largest number of reductions in flight that any unit of the context has set. */
+/* Makes memory for the largest number of reductions in flight that any unit of the context has set. */
 fsdp_status fsdp_root_size_inputs(const fsdp_root *root, fsdp_context *context, fsdp_error *err);
 
 /* The compute stream waits for every reduction. Frees gathers that no call waits for, and forgets the order

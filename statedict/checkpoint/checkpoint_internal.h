@@ -10,7 +10,7 @@
  *   one_file.c         a checkpoint in one file
  *   view.c             writes and compares index.h5
  *   verify.c           verification: files, indexes, values, other programs' checksums
- *   digests.c          digest files beside checkpoints; file_list.c  files and their digests
+ *   digests.c          digest files next to checkpoints; file_list.c  files and their digests
  */
 #ifndef FSDP_CHECKPOINT_INTERNAL_H
 #define FSDP_CHECKPOINT_INTERNAL_H
@@ -210,7 +210,7 @@ bool fsdp_checkpoint_reads(const fsdp_checkpoint *checkpoint, const char *path);
 /* Makes torch.save files (fsdp_source_save_value) of values that only their writer understands, up to 64 MiB
  * in all. Values that differ from rank to rank are kept only if the target is native (is_ours). */
 fsdp_status fsdp_checkpoint_carry_values(fsdp_checkpoint *checkpoint, bool is_ours, fsdp_error *err);
-/* Limits the memory for unpacking; spools go beside `to`. */
+/* Limits the memory for unpacking; spools go next to `to`. */
 fsdp_status fsdp_checkpoint_set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
                                        fsdp_error *err);
 /* Announces how an entry, or the target of an alias, will be read: see fsdp_source_announce. */

@@ -401,7 +401,7 @@ static void compare_digests(digest_job *job, const fsdp_file_list *listed,
         job->summary->checked_bytes = bytes;
 }
 
-/* Files that came later are no damage. */
+/* Files that came later are not damage. */
 static void report_unlisted(digest_job *job, const fsdp_file_list *listed)
 {
     fsdp_file_list now = {.io = job->place->io};
@@ -538,7 +538,8 @@ fsdp_status fsdp_digests_verify(fsdp_io *io, const char *path, const fsdp_verify
     place.variant = opts->variant;
     if (st == FSDP_OK) {
         status = verify_place(&job, status, err);
-    } else if (must_write || st != FSDP_ERR_USAGE) { /* "." has no name to put the digests beside */
+    } else if (must_write ||
+               st != FSDP_ERR_USAGE) { /* "." has no name to put the digests next to */
         status = st;
         if (err)
             *err = why;

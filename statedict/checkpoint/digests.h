@@ -1,5 +1,5 @@
 /*
- * Digest files: PATH.xxh3 beside a checkpoint PATH, for formats that keep no checksums. Local.
+ * Digest files: PATH.xxh3 next to a checkpoint PATH, for formats that keep no checksums. Local.
  *
  *   fsdp-digests 1 xxh3-128
  *   9d50c4...  10240 "model.safetensors"      XXH3-128 in hex, bytes, name as a JSON string

@@ -164,7 +164,7 @@ static const fsdp_source_tensor *tensor_of(const fsdp_checkpoint *checkpoint, si
     return fsdp_source_tensor_at(checkpoint->source, foreign_of(checkpoint)->tensors[entry]);
 }
 
-/* The part of a file's path behind the path of the checkpoint, if the checkpoint is a directory. */
+/* The part of a file's path after the path of the checkpoint, if the checkpoint is a directory. */
 static const char *within(const char *path, const char *file)
 {
     size_t size = strlen(path);

@@ -2,7 +2,7 @@
  * Verifies a native checkpoint. Quick: manifest, file sizes, shard indexes, and that they hold
  * every box that the manifest promises and no other. Data: every block against its hash. Deep: the
  * values, and the parts for other programs: HDF5's structures and the view. Every
- * fault is reported; verification goes on to find the others. Only the view can be repaired, because
+ * fault is reported; verification continues to find the others. Only the view can be repaired, because
  * all of it follows from the manifest.
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
@@ -54,7 +54,7 @@ static fsdp_status code_report(const fsdp_verify_opts *opts, const char *file, c
     return is_whole ? FSDP_OK : fsdp_fail_memory(err, "a finding");
 }
 
-/* The classes of an entry. A refused call is no damage, because the bytes are as they were saved. */
+/* The classes of an entry. A refused call is not damage, because the bytes are as they were saved. */
 static fsdp_status find_code(const fsdp_entry *entry, fsdp_text *names, fsdp_error *err)
 {
     fsdp_error found = {0};
@@ -521,7 +521,7 @@ static void report(verify_job *job, const char *file, const char *tensor, int64_
     emit(job, &(fsdp_finding){.file = file, .tensor = tensor, .block = block, .text = text}, 0);
 }
 
-/* An error of the disk or of permissions is no finding: the bytes may be good. */
+/* An error of the disk or of permissions is not a finding: the bytes may be good. */
 static void report_failure(verify_job *job, const char *file, const char *tensor, int64_t block,
                            const fsdp_error *found)
 {
@@ -680,7 +680,7 @@ static fsdp_status check_view(const fsdp_checkpoint *checkpoint, bool *there_out
     return fsdp_view_check(&view, checkpoint->path, same_out, err);
 }
 
-/* Reports a finding that is no damage; called after the workers are done. */
+/* Reports a finding that is not damage; called after the workers are done. */
 static void report_beside(verify_job *job, const char *file, fsdp_finding_kind kind,
                           const char *text)
 {
@@ -746,7 +746,7 @@ static fsdp_status repair_view(verify_job *job, bool *written_out, fsdp_error *e
     return FSDP_OK;
 }
 
-/* A missing view is no damage: a save may leave it out without recording that, and always leaves out
+/* A missing view is not damage: a save may leave it out without recording that, and always leaves out
  * one that is too large. */
 static fsdp_status report_view(verify_job *job, bool there, fsdp_error *err)
 {

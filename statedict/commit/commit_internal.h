@@ -67,7 +67,7 @@ fsdp_status fsdp_moves_publish(fsdp_io *io, const char *from, const char *to, bo
                                fsdp_error *err);
 
 /*
- * Removes DIR when it has no manifest and a directory beside it proves that an interrupted
+ * Removes DIR when it has no manifest and a directory next to it proves that an interrupted
  * fsdp_moves_publish or a deletion left it. FSDP_ERR_EXISTS when that publish is still running.
  */
 fsdp_status fsdp_moves_clear(fsdp_io *io, const char *dir, fsdp_error *err);

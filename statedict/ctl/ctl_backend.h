@@ -14,7 +14,7 @@
 enum {
     FSDP_CTL_PIECE = 1 << 20,  /* longer data is cut (ctl.c) */
     FSDP_CTL_FRAME = 96,       /* what goes in front of it (ctl_frame.h) */
-    FSDP_CTL_CALL = 40         /* room for the name of a public call */
+    FSDP_CTL_CALL = 40         /* the longest name of a public call */
 };
 
 /* Ends the text of an error that a deadline caused, here and in collectives. */
@@ -140,8 +140,8 @@ fsdp_status fsdp_ctl_agree_broadcast(fsdp_ctl *ctl, fsdp_status mine, int root, 
 
 /*
  * Local. Reports that this rank is working before its next call: the others wait for it at least `left_ms`
- * from now on. Called repeatedly while the work goes on, with a short time each, so that the others soon miss
- * a rank that was killed. Sends a message only when it changes their deadline, and never waits. A collective
+ * from now on. Called repeatedly while the work continues, with a short time each, so that the others soon
+ * miss a rank that was killed. Sends a message only when it changes their deadline, and never waits. A collective
  * must follow.
  */
 void fsdp_ctl_report_working(fsdp_ctl *ctl, int64_t left_ms);
@@ -156,7 +156,7 @@ void fsdp_ctl_set_waiting(fsdp_ctl *ctl, void (*waiting)(void *context), void *c
  */
 void fsdp_ctl_leave(fsdp_ctl *ctl, const fsdp_error *why);
 
-/* For back ends, when the time of a send is over: true when it goes on until the new *until_ms, because the
+/* For back ends, when the time of a send is over: true when it continues until the new *until_ms, because the
  * receiver is busy (fsdp_world_begin_busy). ctl may be NULL when *until_ms is 0. */
 FSDP_API bool fsdp_ctl_keep_sending(const fsdp_ctl *ctl, int to, int64_t *until_ms);
 

@@ -269,11 +269,11 @@ int fsdp_diff_bits(const fsdp_diff_rule *rule, const fsdp_diff_found *found)
     return __builtin_popcountll(read_bits(found->from, 8) ^ read_bits(found->to, 8));
 }
 
-/* === texts beside the tensors ================================================================= */
+/* === texts next to the tensors ================================================================= */
 
 /*
- * Comparing the metadata of two checkpoints: the texts that safetensors have beside their tensors. Each is an
- * entry of its own, a value whose name is that of its key below "__metadata__".
+ * Comparing the metadata of two checkpoints: the texts that safetensors have next to their tensors. Each is
+ * an entry of its own, a value whose name is that of its key below "__metadata__".
  */
 
 /* Files without a format are those of PyTorch: each writer of that names it, or not. */
@@ -397,7 +397,7 @@ static bool keeps_tuples(const fsdp_checkpoint *checkpoint)
     return fsdp_format_from(checkpoint->info.format)->caps.tuples;
 }
 
-/* Compares the containers of an entry: a tuple beside a list, an object beside a dict that holds it. */
+/* Compares the containers of an entry: a tuple next to a list, an object next to a dict that holds it. */
 static bool is_nested_alike(const diff_state *state, const diff_pair *pair,
                             const char *nesting_out[2])
 {
@@ -633,7 +633,7 @@ static void visit_pair(diff_state *state, const diff_pair *pair)
     visit(state, &item);
 }
 
-/* Texts beside the tensors, each as a value. */
+/* Texts next to the tensors, each as a value. */
 static void visit_metadata(diff_state *state)
 {
     const fsdp_sd *in_a = state->a->metadata, *in_b = state->b->metadata;

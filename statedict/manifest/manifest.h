@@ -52,7 +52,7 @@ typedef struct fsdp_manifest {
     int world;                 /* ranks that saved; also the number of files, but 1 for full */
     fsdp_owner_policy owners;
     bool compressed;
-    char *metadata;            /* texts that another program stored beside the tensors, a JSON object; NULL:
+    char *metadata;            /* texts that another program stored next to the tensors, a JSON object; NULL:
                                 * none. As sd */
     fsdp_sd *sd;               /* owned after decode, borrowed for encode */
     fsdp_manifest_file *files; /* as sd */

@@ -79,7 +79,7 @@ fsdp_status fsdp_value_unpack(fsdp_value_kind kind, const char *bytes, size_t si
 static const char *const tags[] = {"null",    "bool",    "i64",   "u64",  "f64",
                                    "string",  "bytes",   "list",  "dict", "opaque",
                                    "integer", "complex", "class", "tuple"};
-/* "tuple" is no type: a member behind "list", which older readers ignore. */
+/* "tuple" is not a type: a member after "list", which older readers ignore. */
 enum { TUPLE_MEMBER = 13, TAG_COUNT = TUPLE_MEMBER };
 
 /* --- doubles ---------------------------------------------------------------------------------- */
@@ -199,7 +199,7 @@ static fsdp_status put_at(fsdp_text *text, const fsdp_value *value, int depth, f
     case FSDP_VALUE_CLASS:
         fsdp_text_add_json_string(text, value->as.bytes.data, value->as.bytes.size);
         break;
-    case FSDP_VALUE_TENSOR: /* kinds behind the tags occur only in other programs' checkpoints */
+    case FSDP_VALUE_TENSOR: /* kinds after the tags occur only in other programs' checkpoints */
     case FSDP_VALUE_BYTES:
     case FSDP_VALUE_OPAQUE: put_bytes(text, value); break;
     case FSDP_VALUE_LIST:
@@ -380,7 +380,7 @@ static fsdp_status take_members(fsdp_json *json, fsdp_value *value_out, int dept
 static fsdp_status take_at(fsdp_json *json, fsdp_value *value_out, int depth, fsdp_error *err)
 {
     /* A value of FSDP_VALUE_DEPTH levels takes three times as many brackets, more than the reader
-     * allows: values bound their own depth, so the reader's count starts anew for each. */
+     * allows: values bound their own depth, so the reader's count starts again for each. */
     int outside = json->depth;
     json->depth = 0;
     fsdp_status status = take_members(json, value_out, depth, err);

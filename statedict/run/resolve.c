@@ -20,7 +20,7 @@
 
 #include "base/core/given.h"
 
-/* An overwrite that was killed between its two renames left no DIR, but the old one beside it. */
+/* An overwrite that was killed between its two renames left no DIR, but the old one next to it. */
 static bool find_set_aside(const char *path, fsdp_io *io, const fsdp_watch *watch, char **path_out)
 {
     if (!fsdp_replaced_find(io, path, path_out))
@@ -78,7 +78,7 @@ static const fsdp_run_step *nearest(const fsdp_run_steps *steps, int64_t wanted,
     return found;
 }
 
-/* Appends "; 'RUN' holds step-00000200 and step-00000300" to the error if the path is beside steps. */
+/* Appends "; 'RUN' holds step-00000200 and step-00000300" to the error if the path is next to steps. */
 static void append_steps(const char *path, fsdp_io *io, fsdp_error *err)
 {
     char *own = NULL, *run = NULL;

@@ -41,7 +41,7 @@ typedef struct fsdp_run_copies {
 
 enum { DIGITS = 8, NAME_SIZE = 32 };
 
-/* The files that a format is known by: a directory without them is none of ours. */
+/* The files that a format is known by: a directory without them is not ours. */
 static const struct {
     const char *folder, *files[2];
 } formats[FSDP_COPY_FORMATS] = {{"dcp", {".metadata"}},
@@ -87,7 +87,7 @@ static void emit(const fsdp_run_copies *copies, int format, const char *name, bo
     fsdp_free(path);
 }
 
-/* Removes the copies of a step, which goes next. One that cannot be removed is no failure. */
+/* Removes the copies of a step, which goes next. One that cannot be removed is not a failure. */
 static void run_copies_remove(const fsdp_run_copies *copies, int64_t step)
 {
     char name[NAME_SIZE], reason[2 * NAME_SIZE];

@@ -72,7 +72,7 @@ static bool add_file(fsdp_io *io, const char *dir, const char *name, fsdp_finger
     return true;
 }
 
-/* Markers and pins are no part of the fingerprint: they change while the data does not. */
+/* Markers and pins are not part of the fingerprint: they change while the data does not. */
 static bool is_part(void *context, const char *name)
 {
     (void)context;

@@ -29,7 +29,7 @@ typedef struct mesh_member {
 } mesh_member;
 
 struct fsdp_mesh {
-    atomic_int holders; /* beside the first owner */
+    atomic_int holders; /* next to the first owner */
     int ndim;
     int64_t shape[FSDP_MAX_MESH_DIMS];
     char names[FSDP_MAX_MESH_DIMS][FSDP_MAX_MESH_NAME + 1];
@@ -383,7 +383,7 @@ typedef struct tiling {
     span region[FSDP_MAX_DIMS]; /* the region under test */
     uint32_t *stack;            /* numbers of the boxes that share an element with the region */
     size_t used, capacity;
-    int64_t *faces; /* room for one number per box */
+    int64_t *faces; /* one number per box */
     uint64_t seed;
     fsdp_error *err;
 } tiling;

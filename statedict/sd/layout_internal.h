@@ -79,7 +79,7 @@ int64_t fsdp_sd_tensor_bytes(const fsdp_sd *sd);
 /* The number of the tensor that an alias names; any other entry returns its number. */
 size_t fsdp_sd_tensor_of(const fsdp_sd *sd, size_t entry);
 
-/* Reserves room for about `count` more entries. A lack of memory is ignored: adding them reports it. */
+/* Reserves memory for about `count` more entries. A lack of memory is ignored: adding them reports it. */
 void fsdp_sd_expect(fsdp_sd *sd, size_t count);
 
 /* About how many bytes a state dict takes, without the memory of tensors and large values. */

@@ -125,7 +125,7 @@ static fsdp_status check_name(const fsdp_sd *sd, const char *name, size_t size, 
     return FSDP_OK;
 }
 
-/* Checks a name, copies it into the arena and reserves room for it in the table. */
+/* Checks a name, copies it into the arena and reserves memory for it in the table. */
 static fsdp_status copy_name(fsdp_sd *sd, const char *name, size_t size, const char **copy_out,
                              fsdp_error *err)
 {

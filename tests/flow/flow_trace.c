@@ -74,7 +74,7 @@ static void record(void *user, const char *step, const char *text)
     trace *all = user;
     static const char background[] = "save in the background: rank ";
     if (strncmp(text, background, sizeof background - 1) == 0)
-        own_rank = atoi(text + sizeof background - 1); /* a thread beside the rank's */
+        own_rank = atoi(text + sizeof background - 1); /* a thread next to the rank's */
     pthread_mutex_lock(&lock);
     if (all->count < MAX_LINES) {
         line *next = &all->lines[all->count++];

@@ -49,7 +49,7 @@ static void take_op(collectives_plan *plan, const char *word)
         plan->ops |= 1U << i;
         return;
     }
-    cli_usage_error("--ops '%s' is none of ag, rs, ar", word);
+    cli_usage_error("--ops '%s' is not one of ag, rs, ar", word);
 }
 
 static void take_size(collectives_plan *plan, const char *word)

@@ -194,7 +194,7 @@ static void fill_chunk(int chunk, float *data)
             data[i] = (float)(chunk * CHUNK_ROWS * COLUMNS + i);
 }
 
-/* Two compressed datasets, written alternately as two workers would, and an index behind them. */
+/* Two compressed datasets, written alternately as two workers would, and an index after them. */
 static fsdp_status write_compressed(fsdp_io *io, const char *path, int64_t frames_out[2][CHUNKS],
                                     fsdp_error *err)
 {
@@ -683,7 +683,7 @@ Test(hdf5_file, discarding_writes_nothing_more)
     fsdp_io_fault_free(io);
 }
 
-/* --- beside other users of libhdf5 --- */
+/* --- next to other users of libhdf5 --- */
 
 static herr_t own_handler(hid_t stack, void *user)
 {
