@@ -141,8 +141,8 @@ fsdp_status fsdp_ctl_agree_broadcast(fsdp_ctl *ctl, fsdp_status mine, int root, 
 /*
  * Local. Reports that this rank is working before its next call: the others wait for it at least `left_ms`
  * from now on. Called repeatedly while the work continues, with a short time each, so that the others soon
- * miss a rank that was killed. Sends a message only when it changes their deadline, and never waits. A collective
- * must follow.
+ * miss a rank that was killed. Sends a message only when it changes their deadline, and never waits. A
+ * collective must follow.
  */
 void fsdp_ctl_report_working(fsdp_ctl *ctl, int64_t left_ms);
 
