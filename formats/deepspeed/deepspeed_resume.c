@@ -5,6 +5,8 @@
  */
 #include "formats/deepspeed/deepspeed.h"
 
+#include "base/data/param_groups.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -120,19 +122,16 @@ static size_t first_owner(const ds_set *set, size_t slot)
     return low;
 }
 
-/* Slots that a group lists; false: the member is not a list of numbers, and stays. */
-static bool count_names(const ds_set *set, const fsdp_value *numbers, size_t *count_out)
+/* True for numbers of states, each there once. Another list stays as it is. */
+static bool are_slots(const ds_set *set, const fsdp_group_items *params)
 {
-    *count_out = 0;
-    if (numbers->kind != FSDP_VALUE_LIST)
-        return false;
-    for (size_t i = 0; i < numbers->as.list.count; i++) {
-        const fsdp_value *number = &numbers->as.list.items[i];
-        if (number->kind != FSDP_VALUE_I64 || number->as.i64 < 0)
+    size_t count = 0;
+    for (const fsdp_group_item *param = params->first; param; param = param->next) {
+        if (param->name || param->value->kind != FSDP_VALUE_I64 || param->value->as.i64 < 0)
             return false;
-        size_t slot = (size_t)number->as.i64;
-        *count_out += first_owner(set, slot + 1) - first_owner(set, slot);
-        if (*count_out > set->owner_count)
+        size_t slot = (size_t)param->value->as.i64;
+        count += first_owner(set, slot + 1) - first_owner(set, slot);
+        if (count > set->owner_count)
             return false; /* a number is there twice */
     }
     return true;
@@ -149,72 +148,64 @@ static fsdp_status count_bytes(ds_set *set, const ds_owner *owner, fsdp_error *e
                            set->directory, FSDP_SOURCE_NAMES >> 20);
 }
 
-/* Replaces numbers by the names of their parameters. */
-static fsdp_status name_params(ds_set *set, fsdp_value *params, fsdp_error *err)
+/* Replaces the numbers of a group by the names of their parameters. */
+static fsdp_status name_params(ds_set *set, fsdp_param_groups *groups, fsdp_param_group *group,
+                               fsdp_error *err)
 {
-    fsdp_value names = {0};
-    size_t count, at = 0;
-    if (!count_names(set, params, &count))
+    const fsdp_group_items slots = group->params;
+    if (!are_slots(set, &slots))
         return FSDP_OK;
-    fsdp_status st = fsdp_value_set_items(&names, FSDP_VALUE_LIST, count, err);
-    for (size_t i = 0; i < params->as.list.count && st == FSDP_OK; i++) {
-        size_t slot = (size_t)params->as.list.items[i].as.i64, end = first_owner(set, slot + 1);
-        for (size_t o = first_owner(set, slot); o < end && st == FSDP_OK; o++) {
-            st = count_bytes(set, &set->owners[o], err);
-            if (st == FSDP_OK)
-                st = fsdp_value_set_bytes(&names.as.list.items[at++], FSDP_VALUE_STRING,
-                                          set->owners[o].name, set->owners[o].name_size, err);
+    group->params = (fsdp_group_items){0};
+    for (const fsdp_group_item *item = slots.first; item; item = item->next) {
+        size_t slot = (size_t)item->value->as.i64, end = first_owner(set, slot + 1);
+        for (size_t o = first_owner(set, slot); o < end; o++) {
+            FSDP_TRY(count_bytes(set, &set->owners[o], err));
+            FSDP_TRY(fsdp_group_add(
+                groups, &group->params,
+                (fsdp_group_item){.name = set->owners[o].name, .size = set->owners[o].name_size},
+                err));
         }
     }
-    if (st != FSDP_OK) {
-        fsdp_value_release(&names);
-        return st;
-    }
-    fsdp_value_release(params);
-    *params = names;
     return FSDP_OK;
 }
 
-/* Adds a member of a group as optim.param_groups.NUMBER.KEY, as PyTorch's state dicts are flattened. */
-static fsdp_status add_member(ds_set *set, size_t number, const fsdp_value *key, fsdp_value *value,
-                              fsdp_error *err)
+static fsdp_status put_entry(void *context, const fsdp_group_entry *entry, fsdp_error *err)
 {
-    fsdp_text name = {0};
-    fsdp_text_addf(&name, "optim.param_groups.%zu", number);
-    const int32_t digits = (int32_t)name.size - 5 - 12 - 2;
-    const int32_t path[] = {5, 12, -digits, (int32_t)key->as.bytes.size};
-    fsdp_text_add(&name, ".", 1);
-    fsdp_text_add(&name, key->as.bytes.data, key->as.bytes.size);
-    fsdp_source_nest(set->source, path, 4);
+    ds_set *set = context;
+    fsdp_value value;
+    FSDP_TRY(fsdp_value_copy(entry->value, &value, err));
+    fsdp_source_nest(set->source, entry->path, entry->path_count);
     fsdp_status st =
-        name.failed ? fsdp_fail_memory(err, "a name")
-                    : fsdp_source_add_value(set->source, name.data, name.size, value, NULL, err);
+        fsdp_source_add_value(set->source, entry->name, entry->name_size, &value, NULL, err);
     fsdp_source_nest(set->source, NULL, 0);
-    fsdp_text_release(&name);
+    fsdp_value_release(&value);
     return st;
 }
 
-static fsdp_status add_group(ds_set *set, size_t number, fsdp_value *group, fsdp_error *err)
+/* Adds optim.param_groups.N.KEY, as PyTorch's state dicts are flattened. */
+static fsdp_status add_groups(ds_set *set, fsdp_param_groups *groups, fsdp_error *err)
 {
-    for (size_t i = 0; group->kind == FSDP_VALUE_DICT && i + 1 < group->as.list.count; i += 2) {
-        const fsdp_value *key = &group->as.list.items[i];
-        if (key->kind != FSDP_VALUE_STRING)
-            continue;
-        if (key->as.bytes.size == 6 && memcmp(key->as.bytes.data, "params", 6) == 0)
-            FSDP_TRY(name_params(set, &group->as.list.items[i + 1], err));
-        FSDP_TRY(add_member(set, number, key, &group->as.list.items[i + 1], err));
+    static const char prefix[] = "optim.";
+    const fsdp_group_source list = {.name = prefix,
+                                    .parts = {.prefix_size = sizeof prefix - 1},
+                                    .spelling = FSDP_GROUPS_LIST,
+                                    .value = &set->param_groups};
+    FSDP_TRY(fsdp_groups_read(groups, &list, err));
+    for (size_t i = 0; i < groups->count; i++) {
+        FSDP_TRY(name_params(set, groups, &groups->items[i], err));
+        FSDP_TRY(fsdp_group_put(&groups->items[i], FSDP_GROUPS_PLACES, put_entry, set, err));
     }
     return FSDP_OK;
 }
 
 fsdp_status ds_add_resume(ds_set *set, fsdp_error *err)
 {
-    fsdp_value *groups = &set->param_groups;
+    fsdp_param_groups groups = {0};
     if (set->owner_count == 0)
         return FSDP_OK;
     qsort(set->owners, set->owner_count, sizeof *set->owners, compare_owners);
     FSDP_TRY(add_steps(set, err));
-    for (size_t i = 0; groups->kind == FSDP_VALUE_LIST && i < groups->as.list.count; i++)
-        FSDP_TRY(add_group(set, i, &groups->as.list.items[i], err));
-    return FSDP_OK;
+    fsdp_status st = add_groups(set, &groups, err);
+    fsdp_groups_release(&groups);
+    return st;
 }

@@ -5,26 +5,22 @@
 #include "formats/deepspeed/deepspeed.h"
 #include "base/data/name_path.h"
 #include "base/data/name_table.h"
+#include "base/data/param_groups.h"
 #include "base/text.h"
 #include "formats/deepspeed/universal.h"
 #include "formats/torch/torch_emit.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* === members of the plan ====================================================================== */
 
-/* A key of a dict, or a position in a list. */
-typedef enum universal_key_kind {
-    UNIVERSAL_KEY_TEXT,
-    UNIVERSAL_KEY_POSITION,
-    UNIVERSAL_KEY_NUMBER
-} universal_key_kind;
-
+/* A key of a dict. */
 typedef struct universal_key {
     const char *text;
     size_t size;
-    universal_key_kind kind;
+    bool is_number;
 } universal_key;
 
 typedef struct universal_value {
@@ -78,10 +74,10 @@ static fsdp_status universal_add_member(universal_plan *plan, size_t number,
 
 static universal_key universal_text_key(const char *text)
 {
-    return (universal_key){text, strlen(text), UNIVERSAL_KEY_TEXT};
+    return (universal_key){text, strlen(text), false};
 }
 
-/* Names a member by the keys of the dicts and lists around it, outermost first. */
+/* Names a member by the keys of the dicts around it, outermost first. */
 static fsdp_status universal_name_member(universal_plan *plan, fsdp_target_entry *member,
                                          const universal_key *keys, size_t count, fsdp_error *err)
 {
@@ -99,9 +95,7 @@ static fsdp_status universal_name_member(universal_plan *plan, fsdp_target_entry
         if (bytes > 0)
             memcpy(name + at, keys[i].text, keys[i].size);
         at += keys[i].size;
-        path[i] = keys[i].kind == UNIVERSAL_KEY_POSITION ? -bytes
-                  : keys[i].kind == UNIVERSAL_KEY_NUMBER ? bytes | FSDP_PATH_NUMBER
-                                                         : bytes;
+        path[i] = keys[i].is_number ? bytes | FSDP_PATH_NUMBER : bytes;
     }
     member->name = name;
     member->name_size = size;
@@ -166,8 +160,8 @@ static const uint64_t *named_by(const universal_params *params, const fsdp_targe
             name[size] == '.' ? fsdp_name_table_find(&params->table, name, size) : NULL;
         if (!found)
             continue;
-        *key_out = (universal_key){name + size + 1, entry->name_size - STATE_PREFIX - size - 1,
-                                   UNIVERSAL_KEY_TEXT};
+        *key_out =
+            (universal_key){name + size + 1, entry->name_size - STATE_PREFIX - size - 1, false};
         return found;
     }
     return NULL;
@@ -265,10 +259,10 @@ typedef struct planning {
     const fsdp_target_opts *opts;
     universal_plan *plan;
     universal_params params;
-    fsdp_name_table others;    /* members of the model file by the names of their entries -> 0 */
-    const fsdp_value **groups; /* per group: the names of its parameters, or NULL */
-    bool *has_state;           /* per entry: a parameter with a moment */
-    size_t group_count, stateful;
+    fsdp_name_table others; /* members of the model file by the names of their entries -> 0 */
+    fsdp_param_groups groups;
+    bool *has_state; /* per entry: a parameter with a moment */
+    size_t stateful;
 } planning;
 
 /* --- what the plan makes ---------------------------------------------------------------------- */
@@ -347,7 +341,7 @@ static fsdp_status place_buffer(planning *work, size_t i, fsdp_error *err)
     const fsdp_target_entry *entry = &work->opts->entries[i];
     fsdp_target_entry member = tensor_member(entry);
     const universal_key keys[] = {universal_text_key("module"),
-                                  {entry->name, entry->name_size, UNIVERSAL_KEY_TEXT}};
+                                  {entry->name, entry->name_size, false}};
     FSDP_TRY(universal_name_member(work->plan, &member, keys, 2, err));
     return universal_add_member(work->plan, UNIVERSAL_MODEL, &member, &work->plan->slots[i], err);
 }
@@ -369,7 +363,7 @@ static fsdp_status place_step(planning *work, size_t i, size_t file, fsdp_error 
     fsdp_target_entry again = member;
     const universal_key keys[] = {universal_text_key("optimizer_state_dict"),
                                   universal_text_key("state"),
-                                  {"0", 1, UNIVERSAL_KEY_NUMBER},
+                                  {"0", 1, true},
                                   universal_text_key("step")};
     member.name = "";
     member.path = whole;
@@ -431,66 +425,58 @@ static fsdp_status place_state(planning *work, size_t i, fsdp_error *err)
 
 /* --- hyper-parameters ------------------------------------------------------------------------- */
 
-/* "optim.param_groups.N.KEY" */
-static bool split_hyper(const fsdp_target_entry *entry, universal_key *number_out,
-                        universal_key *name_out)
+static fsdp_status read_hyper(planning *work, size_t i, fsdp_error *err)
 {
-    const char *text = entry->name + GROUP_PREFIX;
-    size_t size = entry->name_size - GROUP_PREFIX;
-    const char *dot = memchr(text, '.', size);
-    size_t digits = dot ? (size_t)(dot - text) : 0;
-    if (digits == 0 || digits > 9 || !fsdp_path_is_number(text, digits))
-        return false;
-    *number_out = (universal_key){text, digits, UNIVERSAL_KEY_POSITION};
-    *name_out = (universal_key){dot + 1, size - digits - 1, UNIVERSAL_KEY_TEXT};
-    return true;
-}
-
-static size_t number_of(universal_key digits)
-{
-    size_t number = 0;
-    for (size_t i = 0; i < digits.size; i++)
-        number = number * 10 + (size_t)(digits.text[i] - '0');
-    return number;
-}
-
-/* Keeps the names of the group's parameters; DeepSpeed has the number of a flat tensor there. */
-static fsdp_status note_group(planning *work, size_t number, const fsdp_target_entry *entry,
-                              fsdp_target_entry *member, fsdp_error *err)
-{
-    fsdp_value *list = universal_new_value(work->plan);
-    if (!list)
-        return universal_fail_memory(err);
-    work->groups[number] = entry->value;
-    member->value = list;
-    FSDP_TRY(fsdp_value_set_items(list, FSDP_VALUE_LIST, 1, err));
-    list->as.list.items[0] = fsdp_value_i64((int64_t)number);
-    return FSDP_OK;
-}
-
-/* Stages 1 and 2 read param_groups, stage 3 optimizer_state_dict.param_groups. */
-static fsdp_status place_hyper(planning *work, const fsdp_target_entry *entry, fsdp_error *err)
-{
-    universal_plan *plan = work->plan;
-    fsdp_target_entry member = value_member(entry->value), again;
-    universal_key number, name;
-    if (!split_hyper(entry, &number, &name) || number_of(number) >= work->opts->entry_count)
+    const fsdp_target_entry *entry = &work->opts->entries[i];
+    fsdp_group_source from = {
+        .name = entry->name, .spelling = FSDP_GROUPS_PLACES, .value = entry->value, .entry = i};
+    if (!fsdp_group_name_split(entry->name, entry->name_size, &from.parts) ||
+        !fsdp_path_is_number(entry->name + from.parts.key, from.parts.key_size) ||
+        strtoull(entry->name + from.parts.key, NULL, 10) >= work->opts->entry_count)
         return refuse(
             entry,
             "hyper-parameters are not a list of groups; --exclude param_groups continues with "
             "those of DeepSpeed's configuration",
             err);
-    size_t group = number_of(number);
-    work->group_count = group >= work->group_count ? group + 1 : work->group_count;
-    if (fsdp_bytes_are(name.text, name.size, "params"))
-        FSDP_TRY(note_group(work, group, entry, &member, err));
-    again = member;
-    const universal_key keys[] = {universal_text_key("optimizer_state_dict"),
-                                  universal_text_key("param_groups"), number, name};
-    FSDP_TRY(universal_name_member(plan, &member, keys + 1, 3, err));
-    FSDP_TRY(universal_add_member(plan, UNIVERSAL_OPTIM, &member, NULL, err));
-    FSDP_TRY(universal_name_member(plan, &again, keys, 4, err));
-    return universal_add_member(plan, UNIVERSAL_OPTIM, &again, NULL, err);
+    return fsdp_groups_read(&work->groups, &from, err);
+}
+
+static fsdp_status put_hyper(void *context, const fsdp_group_entry *entry, fsdp_error *err)
+{
+    universal_plan *plan = ((planning *)context)->plan;
+    fsdp_value *value = universal_new_value(plan);
+    int32_t *path = fsdp_arena_alloc(&plan->arena, entry->path_count, sizeof *path);
+    const fsdp_target_entry member = {
+        .name = fsdp_arena_strndup(&plan->arena, entry->name, entry->name_size),
+        .name_size = entry->name_size,
+        .path = path,
+        .path_count = entry->path_count,
+        .value = value};
+    if (!value || !path || !member.name)
+        return universal_fail_memory(err);
+    memcpy(path, entry->path, entry->path_count * sizeof *path);
+    FSDP_TRY(fsdp_value_copy(entry->value, value, err));
+    return universal_add_member(plan, UNIVERSAL_OPTIM, &member, NULL, err);
+}
+
+/* Stages 1 and 2 read param_groups, stage 3 optimizer_state_dict.param_groups. In place of parameters a group
+ * has the number of a flat tensor there. */
+static fsdp_status place_hypers(planning *work, fsdp_error *err)
+{
+    static const char *const prefixes[] = {"", "optimizer_state_dict."};
+    fsdp_groups_sort(&work->groups);
+    for (size_t p = 0; p < sizeof prefixes / sizeof *prefixes; p++)
+        for (size_t g = 0; g < work->groups.count; g++) {
+            fsdp_param_group group = work->groups.items[g];
+            const fsdp_value number = fsdp_value_i64((int64_t)group.place);
+            fsdp_group_item flat = {.value = &number};
+            if (group.is_listed)
+                group.params = (fsdp_group_items){&flat, &flat, 1};
+            group.prefix = prefixes[p];
+            group.prefix_size = strlen(prefixes[p]);
+            FSDP_TRY(fsdp_group_put(&group, FSDP_GROUPS_PLACES, put_hyper, work, err));
+        }
+    return FSDP_OK;
 }
 
 /* --- other entries ---------------------------------------------------------------------------- */
@@ -498,7 +484,7 @@ static fsdp_status place_hyper(planning *work, const fsdp_target_entry *entry, f
 static fsdp_status place_other(planning *work, size_t i, fsdp_error *err)
 {
     const fsdp_target_entry *entry = &work->opts->entries[i];
-    const universal_key name = {entry->name, entry->name_size, UNIVERSAL_KEY_TEXT};
+    const universal_key name = {entry->name, entry->name_size, false};
     for (size_t m = 0; ds_model_members[m]; m++)
         if (fsdp_bytes_are(entry->name, entry->name_size, ds_model_members[m]))
             return refuse(entry, "DeepSpeed has a member of that name: --rename it", err);
@@ -533,7 +519,7 @@ static fsdp_status place_value(planning *work, size_t i, fsdp_error *err)
     const fsdp_target_entry *entry = &work->opts->entries[i];
     universal_key kind;
     if (begins(entry, group_prefix, GROUP_PREFIX))
-        return place_hyper(work, entry, err);
+        return read_hyper(work, i, err);
     if (is_made_anew(entry))
         return FSDP_OK;
     if (is_clip(entry))
@@ -575,24 +561,22 @@ static fsdp_status add_shape(fsdp_value *items, const fsdp_target_entry *param, 
     return FSDP_OK;
 }
 
-static const fsdp_target_entry *named_param(const planning *work, const fsdp_value *name)
+static const fsdp_target_entry *named_param(const planning *work, const fsdp_group_item *param)
 {
-    return name->kind == FSDP_VALUE_STRING
-               ? universal_param_named(&work->params, name->as.bytes.data, name->as.bytes.size)
-               : NULL;
+    return param->name ? universal_param_named(&work->params, param->name, param->size) : NULL;
 }
 
 /* The parameters of a group that are there, with their shapes. */
-static fsdp_status describe_group(const planning *work, const fsdp_value *names, fsdp_value *dict,
-                                  fsdp_error *err)
+static fsdp_status describe_group(const planning *work, const fsdp_param_group *group,
+                                  fsdp_value *dict, fsdp_error *err)
 {
-    size_t most = names && names->kind == FSDP_VALUE_LIST ? names->as.list.count : 0, count = 0;
-    for (size_t i = 0; i < most; i++)
-        count += named_param(work, &names->as.list.items[i]) != NULL;
+    size_t count = 0;
+    for (const fsdp_group_item *item = group->params.first; item; item = item->next)
+        count += named_param(work, item) != NULL;
     FSDP_TRY(fsdp_value_set_items(dict, FSDP_VALUE_DICT, 2 * count, err));
     fsdp_value *items = dict->as.list.items;
-    for (size_t i = 0; i < most; i++) {
-        const fsdp_target_entry *param = named_param(work, &names->as.list.items[i]);
+    for (const fsdp_group_item *item = group->params.first; item; item = item->next) {
+        const fsdp_target_entry *param = named_param(work, item);
         if (!param)
             continue;
         FSDP_TRY(add_shape(items, param, err));
@@ -601,11 +585,18 @@ static fsdp_status describe_group(const planning *work, const fsdp_value *names,
     return FSDP_OK;
 }
 
+/* A dict per place, of which some may have no group. */
 static fsdp_status describe_shapes(const planning *work, fsdp_value *list, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_value_set_items(list, FSDP_VALUE_LIST, work->group_count, err));
-    for (size_t g = 0; g < work->group_count; g++)
-        FSDP_TRY(describe_group(work, work->groups[g], &list->as.list.items[g], err));
+    static const fsdp_param_group none;
+    const fsdp_param_group *group = work->groups.items, *end = group + work->groups.count;
+    size_t count = group < end ? end[-1].place + 1 : 0;
+    FSDP_TRY(fsdp_value_set_items(list, FSDP_VALUE_LIST, count, err));
+    for (size_t place = 0; place < count; place++) {
+        bool has_group = group->place == place;
+        FSDP_TRY(describe_group(work, has_group ? group : &none, &list->as.list.items[place], err));
+        group += has_group;
+    }
     return FSDP_OK;
 }
 
@@ -825,20 +816,17 @@ static fsdp_status add_empty_groups(planning *work, fsdp_error *err)
     return universal_add_member(plan, UNIVERSAL_OPTIM, &member, NULL, err);
 }
 
-/* Elastic checkpoints of DeepSpeed have no hyper-parameters. */
+/* Elastic checkpoints of DeepSpeed have no hyper-parameters. param_shapes asks for a group of all. */
 static fsdp_status make_groups(planning *work, fsdp_error *err)
 {
-    fsdp_value *names = universal_new_value(work->plan);
-    size_t at = 0;
-    if (!names)
-        return universal_fail_memory(err);
-    FSDP_TRY(fsdp_value_set_items(names, FSDP_VALUE_LIST, work->stateful, err));
-    for (size_t i = 0; i < work->opts->entry_count; i++)
+    fsdp_param_group *group;
+    FSDP_TRY(fsdp_groups_add(&work->groups, &(fsdp_param_group){0}, &group, err));
+    for (size_t i = 0; i < work->opts->entry_count; i++) {
+        const fsdp_target_entry *entry = &work->opts->entries[i];
+        const fsdp_group_item param = {.name = entry->name, .size = entry->name_size};
         if (work->has_state[i])
-            FSDP_TRY(set_text(&names->as.list.items[at++], work->opts->entries[i].name,
-                              work->opts->entries[i].name_size, err));
-    work->groups[0] = names;
-    work->group_count = 1;
+            FSDP_TRY(fsdp_group_add(&work->groups, &group->params, param, err));
+    }
     return add_empty_groups(work, err);
 }
 
@@ -849,7 +837,7 @@ static fsdp_status check_optimizer(planning *work, fsdp_error *err)
                          "the source has no optimizer state (optim.state.NAME.KEY), and DeepSpeed "
                          "does not resume from a universal checkpoint without it; use --to hf or "
                          "torch to write weights for a new run");
-    return work->group_count > 0 ? FSDP_OK : make_groups(work, err);
+    return work->groups.count > 0 ? place_hypers(work, err) : make_groups(work, err);
 }
 
 static fsdp_status plan_all(planning *work, fsdp_error *err)
@@ -857,9 +845,8 @@ static fsdp_status plan_all(planning *work, fsdp_error *err)
     universal_plan *plan = work->plan;
     size_t count = work->opts->entry_count;
     plan->slots = fsdp_arena_alloc(&plan->arena, count, sizeof *plan->slots);
-    work->groups = fsdp_arena_alloc(&plan->arena, count, sizeof *work->groups);
     work->has_state = fsdp_arena_alloc(&plan->arena, count, sizeof *work->has_state);
-    if (!plan->slots || !work->groups || !work->has_state)
+    if (!plan->slots || !work->has_state)
         return universal_fail_memory(err);
     FSDP_TRY(add_fixed_files(plan, err));
     FSDP_TRY(universal_params_find(work->opts, plan, &work->params, err));
@@ -880,5 +867,6 @@ fsdp_status universal_plan_make(const fsdp_target_opts *opts, universal_plan *pl
     fsdp_status st = plan_all(&work, err);
     universal_params_release(&work.params);
     fsdp_name_table_release(&work.others);
+    fsdp_groups_release(&work.groups);
     return st;
 }
