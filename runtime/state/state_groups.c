@@ -3,6 +3,7 @@
  * as one list of a dict per group ("param_groups", as Optimizer.state_dict() has it).
  */
 #include "runtime/state/state_internal.h"
+#include "base/data/param_groups.h"
 #include "base/text.h"
 #include "statedict/sd/layout_internal.h"
 
@@ -106,6 +107,7 @@ typedef struct fsdp_state_taken {
 struct fsdp_state_groups {
     const fsdp_state_scope *scope;
     const fsdp_sd *sd;
+    fsdp_param_groups stored; /* the groups of the dict */
     fsdp_state_taken *taken;  /* per group and hyper-parameter; shared ones in the first group */
     fsdp_state_param **order; /* parameters by their number, if there is one optimizer */
     size_t order_count;
@@ -153,17 +155,19 @@ static fsdp_state_param *find_numbered(const fsdp_state_groups *groups, int64_t 
     return at < groups->order_count ? groups->order[at] : NULL;
 }
 
-/* Sets `numbers` of a group's members. */
-static fsdp_status state_note_numbers(fsdp_state_groups *groups, const fsdp_value *members,
-                                      fsdp_error *err)
+/* Sets `numbers`: those of all listed groups, in the order of their places. */
+static fsdp_status note_numbers(fsdp_state_groups *groups, fsdp_error *err)
 {
-    for (size_t i = 0; i < members->as.list.count; i++) {
-        if (members->as.list.items[i].kind != FSDP_VALUE_I64)
-            continue;
-        if (!fsdp_grow(&groups->numbers, &groups->number_room, groups->number_count + 1,
-                       sizeof *groups->numbers))
-            return fsdp_fail_memory(err, "the groups of an optimizer");
-        groups->numbers[groups->number_count++] = members->as.list.items[i].as.i64;
+    for (size_t i = 0; i < groups->stored.count; i++) {
+        const fsdp_group_item *member = groups->stored.items[i].params.first;
+        for (; member; member = member->next) {
+            if (member->name || member->value->kind != FSDP_VALUE_I64)
+                continue;
+            if (!fsdp_grow(&groups->numbers, &groups->number_room, groups->number_count + 1,
+                           sizeof *groups->numbers))
+                return fsdp_fail_memory(err, "the groups of an optimizer");
+            groups->numbers[groups->number_count++] = member->value->as.i64;
+        }
     }
     return FSDP_OK;
 }
@@ -193,39 +197,6 @@ fsdp_status fsdp_state_find_state(const fsdp_state_match *match, const fsdp_entr
         *at_out = fsdp_sd_find(match->live, name.data, name.size);
     fsdp_text_release(&name);
     return status;
-}
-
-/* --- members ---------------------------------------------------------------------------------- */
-
-bool fsdp_state_is_text(const fsdp_value *value, const char *text)
-{
-    return value->kind == FSDP_VALUE_STRING && value->as.bytes.size == strlen(text) &&
-           memcmp(value->as.bytes.data, text, value->as.bytes.size) == 0;
-}
-
-const fsdp_value *fsdp_state_member(const fsdp_value *dict, const char *key)
-{
-    for (size_t i = 0; dict->kind == FSDP_VALUE_DICT && i + 1 < dict->as.list.count; i += 2)
-        if (fsdp_state_is_text(&dict->as.list.items[i], key))
-            return &dict->as.list.items[i + 1];
-    return NULL;
-}
-
-/* The list "params" of a group; NULL when it has none. */
-static const fsdp_value *state_members(const fsdp_value *dict)
-{
-    const fsdp_value *params = fsdp_state_member(dict, "params");
-    return params && params->kind == FSDP_VALUE_LIST ? params : NULL;
-}
-
-static fsdp_state_param *find_member(const fsdp_state_groups *groups, const fsdp_value *member)
-{
-    fsdp_state_param *param = NULL;
-    if (member->kind == FSDP_VALUE_I64)
-        param = find_numbered(groups, member->as.i64);
-    else if (member->kind == FSDP_VALUE_STRING)
-        param = fsdp_state_find(groups->scope, member->as.bytes.data, member->as.bytes.size);
-    return param && param->state ? param : NULL;
 }
 
 /* --- groups ----------------------------------------------------------------------------------- */
@@ -264,21 +235,30 @@ static size_t state_count_groups(const fsdp_state_scope *scope, const fsdp_optim
     return count;
 }
 
-/* Finds the group by its members. */
-static fsdp_status state_find_group(const fsdp_state_groups *groups, const fsdp_entry *entry,
-                                    const fsdp_value *members, fsdp_state_group *found_out,
-                                    fsdp_error *err)
+static fsdp_state_param *find_member(const fsdp_state_groups *groups, const fsdp_group_item *member)
 {
-    *found_out = (fsdp_state_group){0};
-    for (size_t i = 0; i < members->as.list.count; i++) {
-        const fsdp_state_param *param = find_member(groups, &members->as.list.items[i]);
+    fsdp_state_param *param = NULL;
+    if (member->name)
+        param = fsdp_state_find(groups->scope, member->name, member->size);
+    else if (member->value->kind == FSDP_VALUE_I64)
+        param = find_numbered(groups, member->value->as.i64);
+    return param && param->state ? param : NULL;
+}
+
+/* Finds the group by its members. */
+static fsdp_status find_by_members(const fsdp_state_groups *groups, const fsdp_param_group *stored,
+                                   fsdp_state_group *found_out, fsdp_error *err)
+{
+    for (const fsdp_group_item *item = stored->params.first; item; item = item->next) {
+        const fsdp_state_param *param = find_member(groups, item);
         if (!param)
             continue;
         const fsdp_state_group live = {param->optim, param->group, param->param->name};
         if (found_out->optim && (live.optim != found_out->optim || live.group != found_out->group))
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "a group of '%s' has '%s' and '%s', which are in two groups here",
-                             entry->name, found_out->member, live.member);
+                             fsdp_sd_at(groups->sd, stored->listed)->name, found_out->member,
+                             live.member);
         if (!found_out->optim)
             *found_out = live;
     }
@@ -295,13 +275,14 @@ static bool has_members(const fsdp_state_scope *scope, size_t group)
 
 /* Finds the only group without members, for a list that has exactly one such group, too.
  * A group without parameters matches one without, if each side has exactly one. */
-static fsdp_status state_find_empty_group(const fsdp_state_groups *groups, const fsdp_entry *entry,
-                                          fsdp_state_group *found_out, fsdp_error *err)
+static fsdp_status find_empty(const fsdp_state_groups *groups, const fsdp_param_group *stored,
+                              fsdp_state_group *found_out, fsdp_error *err)
 {
     const fsdp_state_scope *scope = groups->scope;
     size_t there = 0, here = 0;
-    for (size_t i = 0; i < entry->value.as.list.count; i++)
-        there += state_members(&entry->value.as.list.items[i])->as.list.count == 0;
+    for (size_t i = 0; i < groups->stored.count; i++)
+        there += groups->stored.items[i].entry == stored->entry &&
+                 groups->stored.items[i].params.count == 0;
     for (size_t g = 0; scope->optim_count == 1 && g < scope->optims[0]->group_count; g++)
         if (!has_members(scope, g)) {
             *found_out = (fsdp_state_group){.optim = scope->optims[0], .group = g};
@@ -312,44 +293,34 @@ static fsdp_status state_find_empty_group(const fsdp_state_groups *groups, const
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "'%s' has %zu groups without parameters, of which one is possible, with one "
                      "optimizer that has one such group: here are %zu",
-                     entry->name, there, here);
+                     fsdp_sd_at(groups->sd, stored->entry)->name, there, here);
 }
 
-static fsdp_status find_members(const fsdp_state_groups *groups, int64_t place,
-                                const fsdp_entry **members_out, fsdp_error *err)
+/* The group at a place in the list of the groups of all optimizers. */
+static void find_place(const fsdp_state_scope *scope, size_t place, fsdp_state_group *found_out)
 {
-    fsdp_text name = {0};
-    fsdp_text_addf(&name, "%sparam_groups.%" PRId64 ".params", groups->scope->opts.optim_prefix,
-                   place);
-    if (name.failed)
-        return fsdp_fail_memory(err, "the groups of an optimizer");
-    int64_t at = fsdp_sd_find(groups->sd, name.data, name.size);
-    *members_out = at < 0 ? NULL : fsdp_sd_at(groups->sd, (size_t)at);
-    fsdp_text_release(&name);
-    return FSDP_OK;
-}
-
-/* Finds the group for a place in the dict's list of groups: by the members that "param_groups.<place>.params"
- * lists; without members, the group at that place. */
-static fsdp_status state_find_place(const fsdp_state_groups *groups, int64_t place,
-                                    fsdp_state_group *found_out, fsdp_error *err)
-{
-    const fsdp_state_scope *scope = groups->scope;
-    *found_out = (fsdp_state_group){0};
-    const fsdp_entry *members = NULL;
-    FSDP_TRY(find_members(groups, place, &members, err));
-    if (members && members->kind == FSDP_ENTRY_VALUE && members->value.kind == FSDP_VALUE_LIST &&
-        members->value.as.list.count > 0)
-        return state_find_group(groups, members, &members->value, found_out, err);
     for (size_t i = 0; i < scope->optim_count; i++) {
         fsdp_optim *optim = scope->optims[i];
-        if ((size_t)place < optim->group_count) {
-            *found_out = (fsdp_state_group){.optim = optim, .group = (size_t)place};
-            return FSDP_OK;
+        if (place < optim->group_count) {
+            *found_out = (fsdp_state_group){.optim = optim, .group = place};
+            return;
         }
-        place -= (int64_t)optim->group_count;
+        place -= optim->group_count;
     }
-    return FSDP_OK;
+}
+
+/* Finds the group here for one of the dict: by its members; without them in PLACES the one at its place, and
+ * in a list the one that has none, too. */
+static fsdp_status find_live(const fsdp_state_groups *groups, const fsdp_param_group *stored,
+                             fsdp_state_group *found_out, fsdp_error *err)
+{
+    *found_out = (fsdp_state_group){0};
+    FSDP_TRY(find_by_members(groups, stored, found_out, err));
+    if (stored->params.count == 0 && stored->spelling == FSDP_GROUPS_PLACES)
+        find_place(groups->scope, stored->place, found_out);
+    return stored->params.count == 0 && stored->spelling == FSDP_GROUPS_LIST
+               ? find_empty(groups, stored, found_out, err)
+               : FSDP_OK;
 }
 
 /* --- hyper-parameters -------------------------------------------------------------------------- */
@@ -403,15 +374,6 @@ static bool state_coming(const fsdp_state_groups *groups, const fsdp_state_group
  * state_judge for members that an optimizer lacks; fsdp_state_check_continues comes after all names.
  */
 
-/* A member of a group that its optimizer here lacks, and its value. */
-typedef struct fsdp_state_unmatched {
-    const fsdp_entry *entry;
-    const char *name;
-    size_t name_size;
-    const fsdp_value *value;
-    fsdp_state_group live;
-} fsdp_state_unmatched;
-
 static const char *kind_of(const fsdp_optim *optim)
 {
     return optim->kind == FSDP_OPTIM_ADAMW ? "AdamW" : "SGD";
@@ -434,12 +396,6 @@ static const neutral_member neutral_members[] = {
     {"bias_correction", 1, "\\.bias_correction$"} /* apex's FusedAdam */
 };
 
-static bool is_called(const fsdp_state_unmatched *unmatched, const char *name)
-{
-    return unmatched->name_size == strlen(name) &&
-           memcmp(unmatched->name, name, unmatched->name_size) == 0;
-}
-
 static void refuse(fsdp_state_groups *groups, const fsdp_entry *entry, const fsdp_optim *optim,
                    const neutral_member *member, double number)
 {
@@ -450,19 +406,22 @@ static void refuse(fsdp_state_groups *groups, const fsdp_entry *entry, const fsd
                         member->name, number, entry->name, kind_of(optim), member->drop);
 }
 
-/* Notes in groups->refused a member that changes the mathematics of steps; others are ignored. */
-static void state_judge(fsdp_state_groups *groups, const fsdp_state_unmatched *unmatched)
+/* Notes in groups->refused a member that the optimizer here lacks and that changes its steps; others are
+ * ignored. */
+static void state_judge(fsdp_state_groups *groups, const fsdp_group_item *member,
+                        const fsdp_value *value, const fsdp_state_group *live)
 {
-    const fsdp_optim *optim = unmatched->live.optim;
+    const fsdp_entry *entry = fsdp_sd_at(groups->sd, member->entry);
     double number;
-    if (!state_value_number(unmatched->value, &number))
+    if (!state_value_number(value, &number))
         return;
-    if (is_called(unmatched, "decoupled_weight_decay") && number == 0 &&
-        optim->kind == FSDP_OPTIM_ADAMW)
-        groups->coupled[state_group_number(groups, &unmatched->live)] = unmatched->entry;
+    if (fsdp_bytes_are(member->name, member->size, "decoupled_weight_decay") && number == 0 &&
+        live->optim->kind == FSDP_OPTIM_ADAMW)
+        groups->coupled[state_group_number(groups, live)] = entry;
     for (size_t i = 0; i < sizeof neutral_members / sizeof *neutral_members; i++)
-        if (is_called(unmatched, neutral_members[i].name) && number != neutral_members[i].number)
-            refuse(groups, unmatched->entry, optim, &neutral_members[i], number);
+        if (fsdp_bytes_are(member->name, member->size, neutral_members[i].name) &&
+            number != neutral_members[i].number)
+            refuse(groups, entry, live->optim, &neutral_members[i], number);
 }
 
 /* --- members that depend on each other -------------------------------------------------------- */
@@ -619,7 +578,7 @@ static fsdp_status keep(fsdp_state_taken *taken, const fsdp_state_hyper *hyper,
     return FSDP_OK;
 }
 
-/* --- taking: lists ---------------------------------------------------------------------------- */
+/* --- taking: what the dict has ---------------------------------------------------------------- */
 
 static fsdp_status note_unexpected(fsdp_state_groups *groups, const char *name, size_t size,
                                    fsdp_error *err)
@@ -629,166 +588,111 @@ static fsdp_status note_unexpected(fsdp_state_groups *groups, const char *name, 
                : fsdp_fail_memory(err, "a list of names");
 }
 
-static fsdp_status note_unexpected_group(fsdp_state_groups *groups, const fsdp_entry *entry,
-                                         size_t position, const fsdp_value *key, fsdp_error *err)
+/* Reads a list of groups, of which each has a list of parameters. */
+static fsdp_status read_list(fsdp_state_groups *groups, fsdp_group_source *from, fsdp_error *err)
 {
+    size_t first = groups->stored.count;
+    bool fits = from->value && from->value->kind == FSDP_VALUE_LIST;
+    if (fits)
+        FSDP_TRY(fsdp_groups_read(&groups->stored, from, err));
+    for (size_t i = first; i < groups->stored.count; i++)
+        fits = fits && groups->stored.items[i].is_listed;
+    if (fits)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is no list of groups, each with a list 'params'",
+                     from->name);
+}
+
+/* Reads an option: its key is the longest known name of a parameter, or a place. Older checkpoints of PyTorch
+ * have the list "params" of a place in pieces, which are not needed. */
+static fsdp_status read_option(fsdp_state_groups *groups, fsdp_group_source *from, size_t size,
+                               fsdp_error *err)
+{
+    fsdp_state_key key;
+    if (!fsdp_state_split(groups->scope, from->name + from->parts.key, size - from->parts.key,
+                          &key))
+        return note_unexpected(groups, from->name, size, err);
+    if (!key.param && key.what_size > 6 && memcmp(key.what, "params.", 7) == 0)
+        return FSDP_OK;
+    from->spelling = key.param ? FSDP_GROUPS_NAMES : FSDP_GROUPS_PLACES;
+    from->parts.option = (size_t)(key.what - from->name);
+    from->parts.option_size = key.what_size;
+    from->parts.key_size = from->parts.option - 1 - from->parts.key;
+    return fsdp_groups_read(&groups->stored, from, err);
+}
+
+static fsdp_status read_stored(fsdp_state_groups *groups, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(groups->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(groups->sd, i);
+        size_t rest, prefix = strlen(groups->scope->opts.optim_prefix);
+        const char *name = fsdp_state_behind(
+            entry->name, entry->name_size, groups->scope->opts.optim_prefix, "param_groups", &rest);
+        fsdp_group_source from = {.name = entry->name,
+                                  .parts = {.prefix_size = prefix},
+                                  .value = entry->kind == FSDP_ENTRY_VALUE ? &entry->value : NULL,
+                                  .entry = i};
+        if (name && rest == 0)
+            FSDP_TRY(read_list(groups, &from, err));
+        if (!name || rest < 2 || name[0] != '.')
+            continue;
+        from.parts.key = (size_t)(name - entry->name) + 1;
+        FSDP_TRY(read_option(groups, &from, entry->name_size, err));
+    }
+    fsdp_groups_sort(&groups->stored);
+    return note_numbers(groups, err);
+}
+
+/* --- taking: groups --------------------------------------------------------------------------- */
+
+/* Notes a group, or a member of it, that no optimizer here has: by its entry, or by its place in a list. */
+static fsdp_status note_unexpected_member(fsdp_state_groups *groups, const fsdp_param_group *stored,
+                                          const fsdp_group_item *member, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(groups->sd, member ? member->entry : stored->entry);
+    if (stored->spelling != FSDP_GROUPS_LIST)
+        return note_unexpected(groups, entry->name, entry->name_size, err);
     fsdp_text text = {0};
-    fsdp_text_addf(&text, "%s.%zu", entry->name, position);
-    if (key && key->kind == FSDP_VALUE_STRING)
-        fsdp_text_addf(&text, ".%s", key->as.bytes.data);
+    fsdp_text_addf(&text, "%s.%zu", entry->name, stored->place);
+    if (member && member->name)
+        fsdp_text_addf(&text, ".%s", member->name);
     fsdp_status status = text.failed ? fsdp_fail_memory(err, "a list of names")
                                      : note_unexpected(groups, text.data, text.size, err);
     fsdp_text_release(&text);
     return status;
 }
 
-/* Passes over a member that the optimizer here lacks. */
-static fsdp_status pass_over_member(fsdp_state_groups *groups, const fsdp_entry *entry,
-                                    size_t position, const fsdp_state_group *live,
-                                    const fsdp_value *key, fsdp_error *err)
+/* Takes a member of a group; one that the optimizer here lacks is passed over. */
+static fsdp_status take_member(fsdp_state_groups *groups, const fsdp_param_group *stored,
+                               const fsdp_group_item *member, const fsdp_state_group *live,
+                               fsdp_error *err)
 {
-    if (key->kind == FSDP_VALUE_STRING)
-        state_judge(groups, &(fsdp_state_unmatched){entry, key->as.bytes.data, key->as.bytes.size,
-                                                    key + 1, *live});
-    return note_unexpected_group(groups, entry, position, key, err);
-}
-
-static fsdp_status take_group(fsdp_state_groups *groups, const fsdp_entry *entry, size_t position,
-                              fsdp_error *err)
-{
-    const fsdp_value *dict = &entry->value.as.list.items[position];
-    const fsdp_value *members = state_members(dict);
-    fsdp_state_group live;
-    FSDP_TRY(state_find_group(groups, entry, members, &live, err));
-    if (members->as.list.count == 0)
-        FSDP_TRY(state_find_empty_group(groups, entry, &live, err));
-    if (!live.optim)
-        return note_unexpected_group(groups, entry, position, NULL, err);
-    for (size_t i = 0; i + 1 < dict->as.list.count; i += 2) {
-        const fsdp_value *key = &dict->as.list.items[i], *value = key + 1;
-        fsdp_state_hyper hyper;
-        fsdp_state_taken *taken = NULL;
-        if (value == members)
-            continue;
-        if (key->kind == FSDP_VALUE_STRING)
-            taken = state_find_hyper(groups, &live, key->as.bytes.data, key->as.bytes.size, &hyper);
-        if (taken)
-            FSDP_TRY(keep(taken, &hyper, entry, value, err));
-        else
-            FSDP_TRY(pass_over_member(groups, entry, position, &live, key, err));
-    }
-    return FSDP_OK;
-}
-
-static fsdp_status check_groups(const fsdp_entry *entry, fsdp_error *err)
-{
-    bool fits = entry->value.kind == FSDP_VALUE_LIST;
-    for (size_t i = 0; fits && i < entry->value.as.list.count; i++)
-        fits = state_members(&entry->value.as.list.items[i]) != NULL;
-    if (fits)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is no list of groups, each with a list 'params'",
-                     entry->name);
-}
-
-static fsdp_status take_list(fsdp_state_groups *groups, const fsdp_entry *entry, fsdp_error *err)
-{
-    FSDP_TRY(check_groups(entry, err));
-    for (size_t i = 0; i < entry->value.as.list.count; i++)
-        FSDP_TRY(state_note_numbers(groups, state_members(&entry->value.as.list.items[i]), err));
-    for (size_t i = 0; i < entry->value.as.list.count; i++)
-        FSDP_TRY(take_group(groups, entry, i, err));
-    return FSDP_OK;
-}
-
-/* --- taking: names ---------------------------------------------------------------------------- */
-
-/* True for "param_groups.<place>.params": PyTorch's checkpoints have the list of groups in pieces. */
-static bool is_members(const fsdp_state_key *key, const fsdp_entry *entry)
-{
-    return !key->param && key->what_size == 6 && memcmp(key->what, "params", 6) == 0 &&
-           entry->kind == FSDP_ENTRY_VALUE && entry->value.kind == FSDP_VALUE_LIST;
-}
-
-static bool is_piece_of_members(const fsdp_state_key *key)
-{
-    return !key->param && key->what_size > 6 && memcmp(key->what, "params.", 7) == 0;
-}
-
-static fsdp_status take_name(fsdp_state_groups *groups, const fsdp_entry *entry, const char *rest,
-                             size_t size, fsdp_error *err)
-{
-    fsdp_state_key key;
-    fsdp_state_group live = {0};
+    const fsdp_entry *entry = fsdp_sd_at(groups->sd, member->entry);
     fsdp_value value = {0};
     fsdp_state_hyper hyper;
     double number;
-    if (!fsdp_state_split(groups->scope, rest, size, &key))
-        return note_unexpected(groups, entry->name, entry->name_size, err);
-    if (is_members(&key, entry) || is_piece_of_members(&key))
-        return FSDP_OK;
-    if (!key.param)
-        FSDP_TRY(state_find_place(groups, key.number, &live, err));
-    else if (key.param->state)
-        live = (fsdp_state_group){.optim = key.param->optim, .group = key.param->group};
-    if (!live.optim)
-        return note_unexpected(groups, entry->name, entry->name_size, err);
-    if (entry->kind == FSDP_ENTRY_VALUE)
-        value = entry->value;
+    if (!live->optim || !member->name)
+        return note_unexpected_member(groups, stored, member, err);
+    if (member->value)
+        value = *member->value;
     else if (fsdp_state_number(entry, &number))
         value = fsdp_value_f64(number);
-    fsdp_state_taken *taken = state_find_hyper(groups, &live, key.what, key.what_size, &hyper);
+    fsdp_state_taken *taken = state_find_hyper(groups, live, member->name, member->size, &hyper);
     if (taken)
         return keep(taken, &hyper, entry, &value, err);
-    state_judge(groups, &(fsdp_state_unmatched){entry, key.what, key.what_size, &value, live});
-    return note_unexpected(groups, entry->name, entry->name_size, err);
+    state_judge(groups, member, &value, live);
+    return note_unexpected_member(groups, stored, member, err);
 }
 
-/* --- taking: all ------------------------------------------------------------------------------ */
-
-static const char *behind_groups(const fsdp_state_groups *groups, const fsdp_entry *entry,
-                                 size_t *rest_out)
+static fsdp_status take_group(fsdp_state_groups *groups, const fsdp_param_group *stored,
+                              fsdp_error *err)
 {
-    return fsdp_state_behind(entry->name, entry->name_size, groups->scope->opts.optim_prefix,
-                             "param_groups", rest_out);
-}
-
-/* The rest of a name after "param_groups."; NULL for other names. */
-static const char *behind_dot(const fsdp_state_groups *groups, const fsdp_entry *entry,
-                              size_t *rest_out)
-{
-    const char *name = behind_groups(groups, entry, rest_out);
-    if (!name || *rest_out < 2 || name[0] != '.')
-        return NULL;
-    --*rest_out;
-    return name + 1;
-}
-
-/* Takes lists of members first, because other names use their numbers. */
-static fsdp_status take_lists(fsdp_state_groups *groups, fsdp_error *err)
-{
-    size_t rest;
-    for (size_t i = 0; i < fsdp_sd_count(groups->sd); i++) {
-        const fsdp_entry *entry = fsdp_sd_at(groups->sd, i);
-        const char *name = behind_dot(groups, entry, &rest);
-        fsdp_state_key key;
-        if (name && fsdp_state_split(groups->scope, name, rest, &key) && is_members(&key, entry))
-            FSDP_TRY(state_note_numbers(groups, &entry->value, err));
-        if (!name && behind_groups(groups, entry, &rest) && rest == 0)
-            FSDP_TRY(take_list(groups, entry, err));
-    }
-    return FSDP_OK;
-}
-
-static fsdp_status take_names(fsdp_state_groups *groups, fsdp_error *err)
-{
-    size_t rest;
-    for (size_t i = 0; i < fsdp_sd_count(groups->sd); i++) {
-        const fsdp_entry *entry = fsdp_sd_at(groups->sd, i);
-        const char *name = behind_dot(groups, entry, &rest);
-        if (name)
-            FSDP_TRY(take_name(groups, entry, name, rest, err));
-    }
+    fsdp_state_group live;
+    FSDP_TRY(find_live(groups, stored, &live, err));
+    if (!live.optim && stored->spelling == FSDP_GROUPS_LIST)
+        return note_unexpected_member(groups, stored, NULL, err);
+    for (const fsdp_group_item *member = stored->options.first; member; member = member->next)
+        FSDP_TRY(take_member(groups, stored, member, &live, err));
     return FSDP_OK;
 }
 
@@ -836,8 +740,9 @@ static fsdp_status fill(fsdp_state_groups *groups, fsdp_error *err)
     if (!groups->taken || !groups->coupled)
         return fsdp_fail_memory(err, "the groups of an optimizer");
     FSDP_TRY(state_order_params(groups, err));
-    FSDP_TRY(take_lists(groups, err));
-    FSDP_TRY(take_names(groups, err));
+    FSDP_TRY(read_stored(groups, err));
+    for (size_t i = 0; i < groups->stored.count; i++)
+        FSDP_TRY(take_group(groups, &groups->stored.items[i], err));
     for (size_t i = 0; i < scope->optim_count; i++)
         for (size_t g = 0; g < scope->optims[i]->group_count; g++)
             FSDP_TRY(note_missing(groups, scope->optims[i], g, err));
@@ -863,6 +768,7 @@ void fsdp_state_groups_free(fsdp_state_groups *groups)
 {
     if (!groups)
         return;
+    fsdp_groups_release(&groups->stored);
     fsdp_free(groups->taken);
     fsdp_free(groups->coupled);
     fsdp_free(groups->order);
@@ -897,10 +803,6 @@ void fsdp_state_apply_groups(const fsdp_state_groups *groups)
 
 /* === putting hyper-parameters ================================================================= */
 
-/* --- hyper-parameters --------------------------------------------------------------------------- */
-
-/* --- putting: values -------------------------------------------------------------------------- */
-
 static fsdp_status hyper_value(const fsdp_state_hyper *from, fsdp_value *value_out, fsdp_error *err)
 {
     *value_out = (fsdp_value){0};
@@ -916,112 +818,112 @@ static fsdp_status hyper_value(const fsdp_state_hyper *from, fsdp_value *value_o
     return FSDP_OK;
 }
 
-fsdp_status fsdp_state_put_text(const char *text, fsdp_value *value_out, fsdp_error *err)
-{
-    return fsdp_value_set_bytes(value_out, FSDP_VALUE_STRING, text, strlen(text), err);
-}
+/* Holds the groups of all optimizers, one after the other, and the values of their options. */
+typedef struct live_groups {
+    const fsdp_state_scope *scope;
+    fsdp_param_groups model;
+    fsdp_value *values;
+    size_t value_count;
+    fsdp_sd *sd;
+} live_groups;
 
-/* --- putting: per parameter ------------------------------------------------------------------- */
-
-static fsdp_status put_hyper(const fsdp_state_naming *naming, const char *name,
-                             const fsdp_state_hyper *hyper, fsdp_text *text, fsdp_sd *sd,
-                             fsdp_error *err)
-{
-    fsdp_value value;
-    FSDP_TRY(fsdp_state_spell(text, naming, name, err));
-    FSDP_TRY(hyper_value(hyper, &value, err));
-    fsdp_status status = fsdp_sd_add_value(sd, text->data, text->size, &value, err);
-    fsdp_value_release(&value);
-    return status;
-}
-
-static fsdp_status put_hypers(const fsdp_state_scope *scope, const fsdp_state_param *param,
-                              fsdp_text *text, fsdp_sd *sd, fsdp_error *err)
+static fsdp_status describe_group(live_groups *live, fsdp_optim *optim, size_t number,
+                                  fsdp_error *err)
 {
     fsdp_state_hyper hypers[FSDP_STATE_HYPERS];
-    size_t n = state_list_hypers(param->optim, param->group, hypers);
+    size_t n = state_list_hypers(optim, number, hypers);
+    const char *prefix = live->scope->opts.optim_prefix;
+    fsdp_param_group *group;
+    FSDP_TRY(fsdp_groups_add(&live->model,
+                             &(fsdp_param_group){.prefix = prefix,
+                                                 .prefix_size = strlen(prefix),
+                                                 .place = live->model.count,
+                                                 .is_listed = true},
+                             &group, err));
     for (size_t i = 0; i < n; i++) {
-        const fsdp_state_naming naming = {scope->opts.optim_prefix, "param_groups.",
-                                          hypers[i].name};
-        FSDP_TRY(put_hyper(&naming, param->names[0], &hypers[i], text, sd, err));
+        fsdp_value *value = &live->values[live->value_count++];
+        FSDP_TRY(hyper_value(&hypers[i], value, err));
+        FSDP_TRY(fsdp_group_add(&live->model, &group->options,
+                                (fsdp_group_item){.name = hypers[i].name,
+                                                  .size = strlen(hypers[i].name),
+                                                  .value = value},
+                                err));
     }
     return FSDP_OK;
 }
 
-static fsdp_status put_flattened(const fsdp_state_scope *scope, fsdp_sd *sd, fsdp_error *err)
+static fsdp_status describe_groups(live_groups *live, fsdp_error *err)
 {
-    fsdp_text name = {0};
-    fsdp_status status = FSDP_OK;
-    for (size_t i = 0; i < scope->count && status == FSDP_OK; i++) {
-        const fsdp_state_param *param = &scope->params[i];
-        if (param->state && fsdp_state_has(scope, param))
-            status = put_hypers(scope, param, &name, sd, err);
-    }
-    fsdp_text_release(&name);
-    return status;
-}
-
-/* --- putting: a list of groups ---------------------------------------------------------------- */
-
-static bool is_member(const fsdp_state_scope *scope, const fsdp_state_param *param,
-                      const fsdp_optim *optim, size_t group)
-{
-    return param->optim == optim && param->group == group && fsdp_state_has(scope, param);
-}
-
-static fsdp_status put_members(const fsdp_state_scope *scope, const fsdp_optim *optim, size_t group,
-                               fsdp_value *list, fsdp_error *err)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < scope->count; i++)
-        count += is_member(scope, &scope->params[i], optim, group);
-    FSDP_TRY(fsdp_value_set_items(list, FSDP_VALUE_LIST, count, err));
-    for (size_t i = 0, at = 0; i < scope->count; i++)
-        if (is_member(scope, &scope->params[i], optim, group))
-            FSDP_TRY(
-                fsdp_state_put_text(scope->params[i].names[0], &list->as.list.items[at++], err));
-    return FSDP_OK;
-}
-
-static fsdp_status put_group(const fsdp_state_scope *scope, fsdp_optim *optim, size_t group,
-                             fsdp_value *dict, fsdp_error *err)
-{
-    fsdp_state_hyper hypers[FSDP_STATE_HYPERS];
-    size_t n = state_list_hypers(optim, group, hypers);
-    FSDP_TRY(fsdp_value_set_items(dict, FSDP_VALUE_DICT, 2 * (n + 1), err));
-    fsdp_value *items = dict->as.list.items;
-    for (size_t i = 0; i < n; i++) {
-        FSDP_TRY(fsdp_state_put_text(hypers[i].name, &items[2 * i], err));
-        FSDP_TRY(hyper_value(&hypers[i], &items[2 * i + 1], err));
-    }
-    FSDP_TRY(fsdp_state_put_text("params", &items[2 * n], err));
-    return put_members(scope, optim, group, &items[2 * n + 1], err);
-}
-
-static fsdp_status put_groups(const fsdp_state_scope *scope, fsdp_value *list, fsdp_error *err)
-{
-    FSDP_TRY(fsdp_value_set_items(list, FSDP_VALUE_LIST, state_count_groups(scope, NULL), err));
-    size_t at = 0;
+    const fsdp_state_scope *scope = live->scope;
+    live->values =
+        fsdp_alloc(state_count_groups(scope, NULL) * FSDP_STATE_HYPERS, sizeof(fsdp_value));
+    if (!live->values)
+        return fsdp_fail_memory(err, "the groups of an optimizer");
     for (size_t i = 0; i < scope->optim_count; i++)
         for (size_t g = 0; g < scope->optims[i]->group_count; g++)
-            FSDP_TRY(put_group(scope, scope->optims[i], g, &list->as.list.items[at++], err));
+            FSDP_TRY(describe_group(live, scope->optims[i], g, err));
     return FSDP_OK;
 }
 
-static fsdp_status put_nested(const fsdp_state_scope *scope, fsdp_sd *sd, fsdp_error *err)
+/* Returns the description of a parameter's group. */
+static fsdp_param_group *group_of(const live_groups *live, const fsdp_state_param *param)
+{
+    return &live->model.items[state_count_groups(live->scope, param->optim) + param->group];
+}
+
+static fsdp_status put_entry(void *context, const fsdp_group_entry *entry, fsdp_error *err)
+{
+    const live_groups *live = context;
+    return fsdp_sd_add_value(live->sd, entry->name, entry->name_size, entry->value, err);
+}
+
+/* Once per parameter, in the order of the parameters. */
+static fsdp_status put_flattened(live_groups *live, fsdp_error *err)
+{
+    const fsdp_state_scope *scope = live->scope;
+    for (size_t i = 0; i < scope->count; i++) {
+        const fsdp_state_param *param = &scope->params[i];
+        if (!param->state || !fsdp_state_has(scope, param))
+            continue;
+        fsdp_group_item name = {.name = param->names[0], .size = strlen(param->names[0])};
+        fsdp_param_group group = *group_of(live, param);
+        group.params = (fsdp_group_items){&name, &name, 1};
+        FSDP_TRY(fsdp_group_put(&group, FSDP_GROUPS_NAMES, put_entry, live, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status list_groups(live_groups *live, fsdp_value *list, fsdp_error *err)
+{
+    const fsdp_state_scope *scope = live->scope;
+    for (size_t i = 0; i < scope->count; i++) {
+        const fsdp_state_param *param = &scope->params[i];
+        if (!param->optim || !fsdp_state_has(scope, param))
+            continue;
+        const fsdp_group_item name = {.name = param->names[0], .size = strlen(param->names[0])};
+        FSDP_TRY(fsdp_group_add(&live->model, &group_of(live, param)->params, name, err));
+    }
+    FSDP_TRY(fsdp_value_set_items(list, FSDP_VALUE_LIST, live->model.count, err));
+    for (size_t i = 0; i < live->model.count; i++)
+        FSDP_TRY(fsdp_group_dict(&live->model.items[i], &list->as.list.items[i], err));
+    return FSDP_OK;
+}
+
+/* As one list with a dict per group. */
+static fsdp_status put_nested(live_groups *live, fsdp_error *err)
 {
     static const char last[] = "param_groups";
-    const char *prefix = scope->opts.optim_prefix;
+    const char *prefix = live->scope->opts.optim_prefix;
     size_t size = strlen(prefix);
     const int32_t path[] = {(int32_t)size - 1, sizeof last - 1};
     fsdp_text name = {0};
     fsdp_value list = {0};
     fsdp_text_addf(&name, "%s%s", prefix, last);
-    fsdp_status status = name.failed ? fsdp_fail_memory(err, last) : put_groups(scope, &list, err);
+    fsdp_status status = name.failed ? fsdp_fail_memory(err, last) : list_groups(live, &list, err);
     if (status == FSDP_OK)
-        status = fsdp_sd_add_value(sd, name.data, name.size, &list, err);
+        status = fsdp_sd_add_value(live->sd, name.data, name.size, &list, err);
     if (status == FSDP_OK && size > 1 && prefix[size - 1] == '.')
-        status = fsdp_sd_set_path(sd, fsdp_sd_count(sd) - 1, path, 2, err);
+        status = fsdp_sd_set_path(live->sd, fsdp_sd_count(live->sd) - 1, path, 2, err);
     fsdp_value_release(&list);
     fsdp_text_release(&name);
     return status;
@@ -1029,5 +931,13 @@ static fsdp_status put_nested(const fsdp_state_scope *scope, fsdp_sd *sd, fsdp_e
 
 fsdp_status fsdp_state_put_groups(const fsdp_state_scope *scope, fsdp_sd *sd, fsdp_error *err)
 {
-    return scope->opts.nested_optim ? put_nested(scope, sd, err) : put_flattened(scope, sd, err);
+    live_groups live = {.scope = scope, .sd = sd};
+    fsdp_status status = describe_groups(&live, err);
+    if (status == FSDP_OK)
+        status = scope->opts.nested_optim ? put_nested(&live, err) : put_flattened(&live, err);
+    for (size_t i = 0; i < live.value_count; i++)
+        fsdp_value_release(&live.values[i]);
+    fsdp_free(live.values);
+    fsdp_groups_release(&live.model);
+    return status;
 }

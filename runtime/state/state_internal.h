@@ -137,11 +137,6 @@ fsdp_status fsdp_state_finish(const fsdp_state_match *match, fsdp_error *err);
 
 /* --- hyper-parameters (state_groups.c) ------------------------------------------------------- */
 
-/* Makes a value of a string; finds the item of a dict under a string (NULL: none). */
-fsdp_status fsdp_state_put_text(const char *text, fsdp_value *value_out, fsdp_error *err);
-bool fsdp_state_is_text(const fsdp_value *value, const char *text);
-const fsdp_value *fsdp_state_member(const fsdp_value *dict, const char *key);
-
 fsdp_status fsdp_state_put_groups(const fsdp_state_scope *scope, fsdp_sd *sd, fsdp_error *err);
 
 /* The hyper-parameters of a dict, checked and not applied yet; they point into the dict. */

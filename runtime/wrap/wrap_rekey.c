@@ -10,6 +10,8 @@
 
 #include "base/core/given.h"
 #include "base/core/mem.h"
+#include "base/data/param_groups.h"
+#include "base/text.h"
 
 static const char state_prefix[] = "state.";
 static const char groups_name[] = "param_groups";
@@ -141,7 +143,8 @@ static bool find_position(const rekey_work *work, const fsdp_value *key, uint64_
         return true;
     }
     for (*position_out = 0; *position_out < work->input->count; ++*position_out)
-        if (fsdp_state_is_text(key, work->input->names[*position_out]))
+        if (key->kind == FSDP_VALUE_STRING && fsdp_bytes_are(key->as.bytes.data, key->as.bytes.size,
+                                                             work->input->names[*position_out]))
             return true;
     return false;
 }
@@ -153,7 +156,8 @@ static fsdp_status make_key(const rekey_work *work, uint64_t position, fsdp_valu
     *key_out = fsdp_value_i64((int64_t)position);
     if (work->type == FSDP_WRAP_PARAM_ID)
         return FSDP_OK;
-    return fsdp_state_put_text(work->input->names[position], key_out, err);
+    const char *name = work->input->names[position];
+    return fsdp_value_set_bytes(key_out, FSDP_VALUE_STRING, name, strlen(name), err);
 }
 
 static int compare_keys(const void *a, const void *b)
@@ -188,8 +192,8 @@ static fsdp_status rekey_list(const rekey_work *work, fsdp_value *list, fsdp_err
 static fsdp_status rekey_groups(const rekey_work *work, fsdp_value *groups, fsdp_error *err)
 {
     for (size_t g = 0; groups->kind == FSDP_VALUE_LIST && g < groups->as.list.count; g++) {
-        fsdp_value *params = (fsdp_value *)fsdp_state_member(&groups->as.list.items[g], "params");
-        if (params && params->kind == FSDP_VALUE_LIST)
+        fsdp_value *params = (fsdp_value *)fsdp_group_list_params(&groups->as.list.items[g]);
+        if (params)
             FSDP_TRY(rekey_list(work, params, err));
     }
     return FSDP_OK;

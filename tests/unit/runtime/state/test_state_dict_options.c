@@ -378,6 +378,35 @@ Test(state_dict_options, groups_in_pieces_are_found_by_their_members)
     expect_net(set_groups_in_pieces, NULL);
 }
 
+/* Entries in the order of names, which is not that of places: numbers count by the places. */
+static fsdp_status set_numbers_in_pieces(toy *net, fsdp_error *err)
+{
+    const fsdp_state_opts opts = {.part = FSDP_STATE_OPTIM, .partial = true};
+    fsdp_sd *sd = NULL;
+    FSDP_TRY(fsdp_sd_create(&sd, err));
+    for (int g = 2; g-- > 0;) {
+        char name[64];
+        fsdp_value list = {0}, lr = fsdp_value_f64(g + 5);
+        FSDP_TRY(fsdp_value_set_items(&list, FSDP_VALUE_LIST, g == 0 ? 3 : 2, err));
+        for (size_t i = 0; i < list.as.list.count; i++)
+            list.as.list.items[i] = fsdp_value_i64(3 * g + (int64_t)i);
+        snprintf(name, sizeof name, "optim.param_groups.%d.lr", g);
+        FSDP_TRY(fsdp_sd_add_value(sd, name, strlen(name), &lr, err));
+        snprintf(name, sizeof name, "optim.param_groups.%d.params", g);
+        FSDP_TRY(fsdp_sd_add_value(sd, name, strlen(name), &list, err));
+        fsdp_value_release(&list);
+    }
+    FSDP_TRY(net_set(net, &opts, sd, err));
+    EXPECT(fsdp_optim_lr(net->optim, 0) == 5 && fsdp_optim_lr(net->optim, 1) == 6);
+    fsdp_sd_free(sd);
+    return FSDP_OK;
+}
+
+Test(state_dict_options, numbers_in_pieces_count_by_the_places_of_their_groups)
+{
+    expect_net(set_numbers_in_pieces, NULL);
+}
+
 Test(state_dict_options, groups_may_be_spelled_by_their_place)
 {
     expect_net(set_spelled_groups, NULL);
