@@ -264,10 +264,9 @@ static fsdp_status take_heads(const model_config *config, const fsdp_sd *sd, fsd
     return set_number(config, "attention.head_count_kv", groups, names[1], err);
 }
 
-static void count_layers(const model_config *config, const fsdp_sd *sd)
+static int64_t find_last_layer(const fsdp_sd *sd)
 {
     int64_t most = -1, layer;
-    gguf_number *layers = find_number(config, "block_count");
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
         char name[32];
@@ -278,17 +277,40 @@ static void count_layers(const model_config *config, const fsdp_sd *sd)
             layer > most)
             most = layer;
     }
-    if (most < 0 || !layers)
-        return;
+    return most;
+}
+
+/* Layers after those of config.json predict further tokens, and have a key of their own in some families. */
+static fsdp_status count_layers(const model_config *config, const fsdp_sd *sd, fsdp_error *err)
+{
+    double count = (double)find_last_layer(sd) + 1;
+    gguf_number *layers = find_number(config, "block_count");
+    gguf_number *further = find_number(config, "nextn_predict_layers");
+    if (count < 1 || !layers)
+        return FSDP_OK;
+    bool has_more = layers->is_there && count > layers->value;
+    if (has_more && !further)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' says %s %g, but there are tensors of %g layers, and llama.cpp "
+                         "computes all of them; --drop leaves those of further layers out",
+                         config->path, layers->member, layers->value, count);
+    if (has_more) {
+        further->is_there = true;
+        further->value = count - layers->value;
+    }
     layers->is_there = true;
-    layers->value = (double)(most + 1);
+    layers->value = count;
+    return FSDP_OK;
 }
 
 /* Takes numbers that config.json leaves out from tensors, or where they follow from others. */
 static fsdp_status complete(const model_config *config, const fsdp_sd *sd, fsdp_error *err)
 {
+    gguf_number *further = find_number(config, "nextn_predict_layers");
+    if (further)
+        further->is_there = false; /* checkpoints without these layers have the member, too */
     if (sd) {
-        count_layers(config, sd);
+        FSDP_TRY(count_layers(config, sd, err));
         FSDP_TRY(take_dims(config, sd, err));
         FSDP_TRY(take_heads(config, sd, err));
     }

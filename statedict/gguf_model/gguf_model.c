@@ -80,10 +80,13 @@ static bool is_needed(const char *key)
            strcmp(key, "attention.scale") == 0;
 }
 
-/* True where config.json gets no member of the key: it is of a key before, vocab_size is that of the tensor,
- * and a name of formulas is none. */
+/* True where config.json gets no member of the key: it is of a key before or is computed, vocab_size is that
+ * of the tensor, and a name of formulas is none. */
 static bool has_no_member(const fsdp_gguf_names *gguf, size_t at)
 {
+    for (size_t i = 0; i < gguf->back_count; i++)
+        if (strcmp(gguf->back[i].member, gguf->keys[at].member) == 0)
+            return true;
     for (size_t i = 0; i < at; i++)
         if (strcmp(gguf->keys[i].member, gguf->keys[at].member) == 0)
             return true;
@@ -97,15 +100,25 @@ static fsdp_status fail_missing(const fsdp_gguf_names *gguf, const char *key, fs
                      gguf->architecture, key);
 }
 
-static fsdp_status add_members(const fsdp_sd *sd, const fsdp_gguf_names *gguf, fsdp_text *out,
+static bool is_flag(const fsdp_architecture *family, const char *member)
+{
+    return fsdp_architecture_member(family, member, strlen(member))->kind == FSDP_MEMBER_FLAG;
+}
+
+/* A flag without a key is false for llama.cpp. */
+static fsdp_status add_members(const fsdp_sd *sd, const fsdp_architecture *family, fsdp_text *out,
                                fsdp_error *err)
 {
+    const fsdp_gguf_names *gguf = &family->gguf;
     for (size_t i = 0; i < gguf->key_count; i++) {
         const fsdp_gguf_key *key = &gguf->keys[i];
         const fsdp_value *value = find_below(sd, gguf->architecture, key->key);
+        const fsdp_value no = fsdp_value_bool(false);
         bool is_missing = !is_number(value) || number_of(value) == 0;
-        if (is_missing && is_needed(key->key))
+        if (is_missing && (key->is_needed || is_needed(key->key)))
             return fail_missing(gguf, key->key, err);
+        if (!is_number(value) && is_flag(family, key->member))
+            value = &no;
         if (is_number(value) && !has_no_member(gguf, i))
             add_member(out, key->member, value);
     }
@@ -115,15 +128,14 @@ static fsdp_status add_members(const fsdp_sd *sd, const fsdp_gguf_names *gguf, f
 static void add_whole(fsdp_text *out, const fsdp_architecture *family, const char *member,
                       int64_t number)
 {
-    bool is_flag =
-        fsdp_architecture_member(family, member, strlen(member))->kind == FSDP_MEMBER_FLAG;
-    fsdp_value value = is_flag ? fsdp_value_bool(number != 0) : fsdp_value_i64(number);
+    fsdp_value value =
+        is_flag(family, member) ? fsdp_value_bool(number != 0) : fsdp_value_i64(number);
     add_member(out, member, &value);
 }
 
 /* --- members that follow from others ------------------------------------------------------------- */
 
-/* Takes the whole numbers of the keys as members of formulas. */
+/* Takes the whole numbers of the keys as members of formulas; one that a file lacks is 0. */
 static fsdp_status take_numbers(const fsdp_sd *sd, fsdp_config *known, fsdp_error *err)
 {
     const fsdp_gguf_names *gguf = &known->architecture->gguf;
@@ -133,11 +145,11 @@ static fsdp_status take_numbers(const fsdp_sd *sd, fsdp_config *known, fsdp_erro
         return fsdp_fail_memory(err, "config.json");
     for (size_t i = 0; i < gguf->key_count; i++) {
         const fsdp_value *value = find_below(sd, gguf->architecture, gguf->keys[i].key);
-        if (is_number(value) && value->kind != FSDP_VALUE_F64)
+        if (!is_number(value) || value->kind != FSDP_VALUE_F64)
             known->values[known->count++] =
                 (fsdp_config_value){.name = gguf->keys[i].member,
                                     .is_there = true,
-                                    .number = (int64_t)number_of(value)};
+                                    .number = is_number(value) ? (int64_t)number_of(value) : 0};
     }
     return FSDP_OK;
 }
@@ -354,7 +366,7 @@ static fsdp_status add_config(const fsdp_sd *sd, fsdp_arena *arena, fsdp_text *o
     FSDP_TRY(check_window(sd, family->gguf.architecture, err));
     fsdp_text_addf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
                    family->class_name, family->model_type);
-    FSDP_TRY(add_members(sd, &family->gguf, out, err));
+    FSDP_TRY(add_members(sd, family, out, err));
     FSDP_TRY(add_others(sd, family, out, err));
     FSDP_TRY(add_rotary(sd, &family->gguf, out, err));
     FSDP_TRY(add_scaling(sd, family->gguf.architecture, out, err));

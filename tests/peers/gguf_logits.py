@@ -21,6 +21,8 @@ from safetensors.torch import load_file
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
 EXPERTS = {"num_experts": 11, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "rms_norm_eps": 1e-4}
+SHARED = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 2,
+          "first_k_dense_replace": 1, "routed_scaling_factor": 1.75}
 MODELS = {
     "llama": (transformers.LlamaConfig, {"rope_theta": 30000.0}),
     "llama with other heads": (transformers.LlamaConfig, {"head_dim": 16, "rms_norm_eps": 1e-5}),
@@ -34,6 +36,10 @@ CIRCLES = {
     "qwen2_moe": (transformers.Qwen2MoeConfig, {**EXPERTS, "shared_expert_intermediate_size": 40}),
     "qwen2_moe without biases": (transformers.Qwen2MoeConfig, {**EXPERTS, "qkv_bias": False}),
     "qwen3_moe": (transformers.Qwen3MoeConfig, {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
+    "glm4_moe": (transformers.Glm4MoeConfig, {**SHARED, "use_qk_norm": True, "attention_bias": True,
+                                              "head_dim": 16, "partial_rotary_factor": 0.25}),
+    "glm4_moe in groups": (transformers.Glm4MoeConfig, {**SHARED, "n_group": 3, "topk_group": 2,
+                                                        "norm_topk_prob": False}),
 }
 EXACT, ROUNDED = 1e-5, 0.1
 
@@ -65,8 +71,9 @@ def gguf_names(file, saved):
     architecture = file.fields["general.architecture"].contents()
     number = next(key for key, known in gguf.MODEL_ARCH_NAMES.items() if known == architecture)
     names = gguf.get_tensor_name_map(number, SIZES["num_hidden_layers"])
-    return {names.get_name(re.sub(r"experts\.\d+\.", "experts.", one), try_suffixes=(".weight", ".bias"))
-            for one in saved}
+    merged = {re.sub(r"experts\.\d+\.", "experts.", one).replace("correction_bias", "correction.bias")
+              for one in saved}
+    return {names.get_name(one, try_suffixes=(".weight", ".bias")) for one in merged}
 
 
 def check_memory(model, folder):
@@ -84,7 +91,8 @@ def come_back(name, folder):
     torch.manual_seed(len(name))
     model = transformers.AutoModelForCausalLM.from_config(kind(**SIZES, **more))
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in [*model.parameters(), *(one for one in model.buffers() if one.dim() == 1
+                                                 and len(one) == more.get("n_routed_experts"))]:
             parameter.normal_(0, 0.1)
     model.save_pretrained(folder / "hf")
     for source, target in ("hf", "model.gguf"), ("model.gguf", "again"):

@@ -622,6 +622,75 @@ Test(gguf_values, members_without_a_key_come_back)
     makes("blk.0.attn_q.bias", "\"qkv_bias\": true", true);
 }
 
+static const char glm[] =
+    "\"n_routed_experts\": 4, \"moe_intermediate_size\": 8, \"n_shared_experts\": 2, "
+    "\"norm_topk_prob\": false, \"partial_rotary_factor\": 0.25, "
+    "\"first_k_dense_replace\": 0";
+
+Test(gguf_values, layers_that_predict_further_tokens_have_a_key)
+{
+    cr_assert_eq(read_with("glm4_moe", glm), FSDP_OK, "%s", err.text);
+    cr_expect_eq(number("glm4moe.block_count"), 2);
+    makes("token_embd.weight", "\"num_hidden_layers\": 2", true);
+    add_tensor("blk.2.nextn.eh_proj.weight", 64, 128);
+    cr_assert_eq(read_with("glm4_moe", glm), FSDP_OK, "%s", err.text);
+    cr_expect_eq(number("glm4moe.block_count"), 3);
+    cr_expect_eq(number("glm4moe.nextn_predict_layers"), 1);
+    fsdp_named_values_release(&values);
+    makes("token_embd.weight", "\"num_hidden_layers\": 2", true);
+    add_tensor("blk.2.nextn.eh_proj.weight", 64, 128);
+    cr_expect_eq(read_with("llama", "\"vocab_size\": 8"), FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "num_hidden_layers 2, but there are tensors of 3 layers"), "%s",
+              err.text);
+}
+
+/* A config.json without a member means transformers' number, and llama.cpp has another one. */
+Test(gguf_values, numbers_of_llama_cpp_that_are_not_those_of_transformers_come_back)
+{
+    static const char *const members[] = {
+        "\"norm_topk_prob\": false",       "\"first_k_dense_replace\": 0",
+        "\"partial_rotary_factor\": 0.25", "\"attention_bias\": false",
+        "\"num_nextn_predict_layers\": 0", "\"n_shared_experts\": 2"};
+    cr_assert_eq(read_with("glm4_moe", glm), FSDP_OK, "%s", err.text);
+    cr_expect_eq(number("glm4moe.rope.dimension_count"), 4);
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++)
+        makes("token_embd.weight", members[i], true);
+    makes("blk.0.attn_q.bias", "\"attention_bias\": true", true);
+}
+
+Test(gguf_values, a_flag_whose_key_a_file_lacks_is_false)
+{
+    fsdp_sd *sd = NULL;
+    fsdp_text text = {0};
+    cr_assert_eq(read_with("glm4_moe", glm), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
+    for (size_t i = 0; i < values.count; i++)
+        if (strcmp(values.items[i].name, "glm4moe.expert_weights_norm") != 0)
+            add_value(sd, values.items[i].name, &values.items[i].value);
+    cr_assert_eq(fsdp_gguf_config_text(sd, &text, &err), FSDP_OK, "%s", err.text);
+    cr_expect(strstr(text.data, "\"norm_topk_prob\": false"), "%s", text.data);
+    fsdp_text_release(&text);
+    fsdp_sd_free(sd);
+}
+
+Test(gguf_values, files_of_another_computation_are_refused)
+{
+    cr_assert_eq(read_with("glm4_moe", glm), FSDP_OK, "%s", err.text);
+    fsdp_sd *sd = NULL;
+    fsdp_text text = {0};
+    cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
+    for (size_t i = 0; i < values.count; i++) {
+        const fsdp_value softmax = fsdp_value_i64(1);
+        bool is_gating = strcmp(values.items[i].name, "glm4moe.expert_gating_func") == 0;
+        add_value(sd, values.items[i].name, is_gating ? &softmax : &values.items[i].value);
+    }
+    cr_expect_eq(fsdp_gguf_config_text(sd, &text, &err), FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "'glm4moe.expert_gating_func' 1 where 2 is expected"), "%s",
+              err.text);
+    fsdp_text_release(&text);
+    fsdp_sd_free(sd);
+}
+
 Test(gguf_values, files_that_rotate_a_part_of_a_head_are_refused)
 {
     cr_assert_eq(read_with("llama", "\"vocab_size\": 8"), FSDP_OK, "%s", err.text);
