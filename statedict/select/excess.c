@@ -104,7 +104,7 @@ static void add_reason(const fsdp_excess *excess, fsdp_text *text)
                              "the source holds");
 }
 
-/* Ends with the arguments: tools/convert/convert_next.c makes a command line of them. */
+/* Ends with the arguments: tools/convert/convert_advice.c makes a command line of them. */
 static void add_advice(const fsdp_excess *excess, fsdp_text *text)
 {
     bool is_first = true, may_drop = excess->has_weights && !excess->has_units;
