@@ -254,8 +254,8 @@ typedef struct fsdp_convert_plan {
     int64_t model_missing;     /* tensors that config.json asks for, and for which the plan fails */
     const fsdp_convert_note *notes;    /* what else there is to say of it */
     size_t note_count;
-    const bool *kept;          /* per entry of sd: its name, or what it becomes, is in the result */
-    size_t kept_count;         /* without entries that the target adds (pairs of gguf), which follow */
+    const fsdp_note_item *results;     /* per entry of sd: the name that it gets in the result, if any */
+    size_t result_count;       /* without entries that the target adds (pairs of gguf), which follow */
     void *memory;              /* private: of the lists */
 } fsdp_convert_plan;
 

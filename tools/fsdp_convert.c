@@ -68,6 +68,8 @@ static fsdp_status run_and_report(convert_options *opts, const fsdp_convert_plan
         convert_add_json(&text, opts, plan, &outcome);
     else if (!opts->common.quiet)
         convert_add_done(&text, opts, plan, &outcome);
+    if (!opts->common.json && !opts->common.quiet)
+        convert_add_next(&text, plan);
     if (!opts->common.json && outcome.digests.size > 0)
         fsdp_text_add(&text, outcome.digests.data, outcome.digests.size);
     text.failed = text.failed || outcome.digests.failed;

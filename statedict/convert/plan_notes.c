@@ -131,19 +131,24 @@ static bool add_model(fsdp_plan_facts *facts, const fsdp_export_report *report, 
                                report->extra.count, arena)));
 }
 
-static bool add_kept(fsdp_convert_plan *plan, const convert_job *job,
-                     const fsdp_selection *selection, fsdp_arena *arena)
+static bool add_results(fsdp_convert_plan *plan, const convert_job *job,
+                        const fsdp_selection *selection, fsdp_arena *arena)
 {
     size_t count = fsdp_sd_count(job->from->manifest.sd) - job->added.count - job->target_entries;
     bool notes_ties = job->format->caps.notes_ties;
-    bool *kept = fsdp_arena_alloc(arena, count, sizeof *kept);
-    for (size_t i = 0; kept && i < count; i++) {
+    fsdp_note_item *results = fsdp_arena_alloc(arena, count, sizeof *results);
+    for (size_t i = 0; results && i < count; i++) {
         const fsdp_selected *selected = fsdp_selection_at(selection, i);
-        kept[i] = selected->is_kept || (selected->is_tied && notes_ties);
+        if (!selected->is_kept && !(selected->is_tied && notes_ties))
+            continue;
+        results[i].name = fsdp_arena_strndup(arena, selected->name, selected->name_size);
+        results[i].name_size = selected->name_size;
+        if (!results[i].name)
+            return false;
     }
-    plan->kept = kept;
-    plan->kept_count = kept ? count : 0;
-    return kept != NULL;
+    plan->results = results;
+    plan->result_count = results ? count : 0;
+    return results != NULL;
 }
 
 fsdp_status fsdp_plan_note_selected(fsdp_convert_plan *plan, convert_job *job,
@@ -153,7 +158,7 @@ fsdp_status fsdp_plan_note_selected(fsdp_convert_plan *plan, convert_job *job,
     fsdp_plan_facts *facts = &job->facts;
     const fsdp_select_opts *select = &job->opts.select;
     fsdp_arena *arena = plan->memory = fsdp_alloc(1, sizeof *arena);
-    if (arena && add_kept(plan, job, selection, arena) &&
+    if (arena && add_results(plan, job, selection, arena) &&
         add_names(facts, FSDP_NOTE_RENAMED, select->renames, select->rename_count, arena) &&
         add_names(facts, FSDP_NOTE_ADDED, (const char *const *)job->added.items, job->added.count,
                   arena) &&

@@ -3,7 +3,18 @@
 #include "base/text.h"
 
 #include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+const fsdp_convert_note *convert_find_note(const fsdp_convert_plan *plan, fsdp_note_kind kind)
+{
+    for (size_t i = 0; plan && i < plan->note_count; i++)
+        if (plan->notes[i].kind == kind)
+            return &plan->notes[i];
+    return NULL;
+}
 
 /* The last element of a path, which is enough for people. */
 static const char *base_name(const char *path)
@@ -355,6 +366,26 @@ static void add_cast_result(fsdp_text *text, const fsdp_cast_report *cast)
                    cast->max_rounding);
 }
 
+/* Adds an option with the number rounded up to one digit. The smallest numbers have powers of ten that a
+ * double does not have, so every digit is tried. */
+static void add_bound(fsdp_text *text, const char *option, double number)
+{
+    char spelled[40] = "0";
+    for (int digit = 1; strtod(spelled, NULL) < number; digit++)
+        snprintf(spelled, sizeof spelled, "%de%d", digit, (int)floor(log10(number)));
+    if (number > 0)
+        fsdp_text_addf(text, " %s %s", option, spelled);
+}
+
+/* fsdp-diff compares with the new value: |new - old| / |new| may be larger than with the old one, but, as
+ * rounding moves by half a step at most, no more than a half. */
+void convert_add_tolerance(fsdp_text *text, const fsdp_cast_report *cast)
+{
+    double rounding = cast->max_rounding;
+    add_bound(text, "--rtol", rounding < 1.0 / 3 ? rounding / (1 - rounding) : 0.5);
+    add_bound(text, "--atol", cast->max_underflow);
+}
+
 void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan,
                       const convert_outcome *outcome)
 {
@@ -378,5 +409,4 @@ void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_c
     fsdp_text_addf(text, "\n");
     if (left_out && left_out->item_count > 0 && opts->convert.select.only == FSDP_ONLY_DEFAULT)
         add_note(text, left_out);
-    convert_add_next(text, opts, plan);
 }

@@ -52,6 +52,10 @@ void convert_choose_format(convert_options *opts, bool needs_native);
 
 /* --- convert_report.c ------------------------------------------------------------------------- */
 
+/* Returns the first note of a kind; NULL: the plan has none. */
+const fsdp_convert_note *convert_find_note(const fsdp_convert_plan *plan, fsdp_note_kind kind);
+/* Adds the options with which fsdp-diff finds values and the values that they were cast to equal. */
+void convert_add_tolerance(fsdp_text *text, const fsdp_cast_report *cast);
 /* Adds the plan for people, with the lines of its notes. */
 void convert_add_plan(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 /* Says the notes that a person does not expect, before a run. */
@@ -70,11 +74,9 @@ void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_c
 
 /* --- convert_next.c ----------------------------------------------------------------------------- */
 
-/* Returns the first note of a kind; NULL: the plan has none. */
-const fsdp_convert_note *convert_find_note(const fsdp_convert_plan *plan, fsdp_note_kind kind);
-/* "next  fsdp-diff SRC DST ...": what finds both equal after a correct conversion; nothing where none of
- * CLI_NEXT_MOST bytes can be spelled. */
-void convert_add_next(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
+/* Adds "next  fsdp-diff SRC DST ...", which finds both equal after a correct conversion; nothing where no line
+ * of CLI_NEXT_MOST bytes does. Call after the run. */
+void convert_add_next(fsdp_text *text, const fsdp_convert_plan *plan);
 
 /* --- convert_advice.c --------------------------------------------------------------------------- */
 
