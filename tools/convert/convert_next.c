@@ -52,8 +52,8 @@ static const fsdp_entry *find_name(const fsdp_sd *names, bool is_shared, const c
     return entry;
 }
 
-/* Adds "^(BRANCH|...)(\.|$)", which matches all shared names and no others, or all names of one side. A branch
- * is the shortest beginning of a name, up to a dot, that no name of the others has. */
+/* Adds "^(BRANCH|...)(\.|$)", which matches all shared names and no others, or all names of one side. A
+ * branch is the shortest beginning of a name, up to a dot, that no name of the others has. */
 static bool add_branches(fsdp_text *pattern, const fsdp_sd *names, bool is_shared,
                          bool joins_numbers)
 {

@@ -74,8 +74,8 @@ void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_c
 
 /* --- convert_next.c ----------------------------------------------------------------------------- */
 
-/* Adds "next  fsdp-diff SRC DST ...", which finds both equal after a correct conversion; nothing where no line
- * of CLI_NEXT_MOST bytes does. Call after the run. */
+/* Adds "next  fsdp-diff SRC DST ...", which finds both equal after a correct conversion; nothing where no
+ * line of CLI_NEXT_MOST bytes does. Call after the run. */
 void convert_add_next(fsdp_text *text, const fsdp_convert_plan *plan);
 
 /* --- convert_advice.c --------------------------------------------------------------------------- */
