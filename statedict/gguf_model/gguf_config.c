@@ -33,7 +33,8 @@ typedef struct model_config {
     fsdp_config formulas; /* the same members, for formulas of the family */
     const fsdp_architecture *family;
     const char *architecture; /* in llama.cpp */
-    fsdp_rope rope;
+    fsdp_rope rope;        /* of all layers, or where types of layers differ, of full attention */
+    fsdp_rope window_rope; /* of layers with a window */
     gguf_number *numbers;
     size_t count;
     fsdp_arena *arena;
@@ -76,19 +77,6 @@ static double number_of(const model_config *config, const char *key)
     return has_number(config, key) ? find_number(config, key)->value : 0;
 }
 
-/* A number, or the first of a list of them (eos_token_id); true is 1. */
-static bool read_number(const fsdp_value *json, const char *member, double *number_out)
-{
-    const fsdp_value *value = fsdp_config_at(json, member);
-    if (!value || value->kind != FSDP_VALUE_LIST)
-        return fsdp_config_real(json, member, number_out);
-    const fsdp_value *first = value->as.list.count > 0 ? value->as.list.items : NULL;
-    bool is_whole = first && first->kind == FSDP_VALUE_I64;
-    if (is_whole || (first && first->kind == FSDP_VALUE_F64))
-        *number_out = is_whole ? (double)first->as.i64 : first->as.f64;
-    return is_whole || (first && first->kind == FSDP_VALUE_F64);
-}
-
 static const fsdp_config_member *describe(const model_config *config, const char *member)
 {
     return fsdp_architecture_member(config->family, member, strlen(member));
@@ -102,31 +90,58 @@ static bool take_rope(double number, double *number_out)
     return !isnan(number);
 }
 
+/* Where types of layers differ, scaling is that of full attention alone. */
+static fsdp_status read_ropes(model_config *config, fsdp_error *err)
+{
+    static const char full[] = "full_attention", window[] = "sliding_attention";
+    const fsdp_value *json = config->json;
+    FSDP_TRY(fsdp_rope_read(json, config->path, &config->rope, err));
+    config->window_rope = config->rope;
+    if (!config->family->gguf.ropes_differ)
+        return FSDP_OK;
+    if (!config->rope.differs && config->rope.member &&
+        (strcmp(config->rope.member, "rope_parameters") == 0 ||
+         fsdp_config_at(json, "rope_parameters")))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has rope_parameters that are not those of types of layers, and it "
+                         "is unclear what transformers takes from them; write '%s' and '%s' there",
+                         config->path, full, window);
+    config->window_rope.kind = FSDP_ROPE_DEFAULT;
+    config->window_rope.type = "default";
+    if (!config->rope.differs)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_rope_read_of(json, full, config->path, &config->rope, err));
+    return fsdp_rope_read_of(json, window, config->path, &config->window_rope, err);
+}
+
+/* A number of config.json, of which those of rotary positions may be in objects. */
+static bool read_member(const model_config *config, const char *member, double *number_out)
+{
+    if (strcmp(member, "rope_theta") == 0)
+        return take_rope(config->rope.theta, number_out);
+    if (strcmp(member, "rope_local_base_freq") == 0 &&
+        !fsdp_config_at(config->json, "rope_local_base_freq"))
+        return take_rope(config->window_rope.theta, number_out);
+    return fsdp_config_real(config->json, member, number_out);
+}
+
 /* The number of a member. A default that names another member is a second name of this one (n_layer). */
 static bool find_member(const model_config *config, const char *member, bool takes_default,
                         double *number_out)
 {
-    char *end = NULL;
-    const fsdp_config_member *known = describe(config, member);
-    for (int names = 0; known && names < 4; names++) {
-        if (strcmp(known->name, "rope_theta") == 0
-                ? take_rope(config->rope.theta, number_out)
-                : read_number(config->json, known->name, number_out))
+    const fsdp_config_member *known = describe(config, member), *next = known;
+    for (int names = 0; next && names < 4; names++) {
+        known = next;
+        if (read_member(config, known->name, number_out))
             return true;
         if (known->null && fsdp_config_is_null(config->json, known->name)) {
             *number_out = strtod(known->null, NULL);
             return true;
         }
-        if (!known->otherwise)
-            return false;
-        double usual = strtod(known->otherwise, &end);
-        if (*end == '\0' && takes_default)
-            *number_out = usual;
-        if (*end == '\0')
-            return takes_default;
-        known = describe(config, known->otherwise);
+        next = known->otherwise ? describe(config, known->otherwise) : NULL;
     }
-    return false;
+    return known && takes_default &&
+           fsdp_config_number(&config->formulas, known->name, number_out, NULL) == FSDP_OK;
 }
 
 /* Floats of GGUF are f32. */
@@ -143,10 +158,24 @@ static fsdp_status check_number(const model_config *config, const char *member, 
 static fsdp_status check_kind(const model_config *config, const char *member, fsdp_error *err)
 {
     const fsdp_value *value = fsdp_config_at(config->json, member);
-    return !value || value->kind != FSDP_VALUE_STRING
-               ? FSDP_OK
-               : fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': %s is a text, not a number", config->path,
-                           member);
+    double number;
+    if (!value)
+        return FSDP_OK;
+    if (fsdp_config_real(config->json, member, &number))
+        return check_number(config, member, number,
+                            describe(config, member)->kind == FSDP_MEMBER_REAL, err);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': %s is %s, not a number", config->path, member,
+                     value->kind == FSDP_VALUE_STRING ? "a text" : "a list or an object");
+}
+
+/* Takes the members of config.json for formulas. */
+static fsdp_status take_members(model_config *config, fsdp_error *err)
+{
+    const fsdp_gguf_names *gguf = &config->family->gguf;
+    for (size_t i = 0; i < gguf->key_count; i++)
+        FSDP_TRY(check_kind(config, gguf->keys[i].member, err));
+    config->formulas.architecture = config->family;
+    return fsdp_config_take(&config->formulas, err);
 }
 
 static fsdp_status read_numbers(model_config *config, fsdp_error *err)
@@ -160,7 +189,6 @@ static fsdp_status read_numbers(model_config *config, fsdp_error *err)
         gguf_number *number = &config->numbers[config->count++];
         *number = (gguf_number){
             .key = key->key, .member = key->member, .kind = describe(config, key->member)->kind};
-        FSDP_TRY(check_kind(config, key->member, err));
         number->is_there =
             key->member[0] != '$' &&
             find_member(config, key->member, !is_of_tensors(key->key), &number->value);
@@ -174,8 +202,6 @@ static fsdp_status read_numbers(model_config *config, fsdp_error *err)
 /* Computes the numbers of names that are not members. */
 static fsdp_status compute_numbers(model_config *config, fsdp_error *err)
 {
-    config->formulas.architecture = config->family;
-    FSDP_TRY(fsdp_config_take(&config->formulas, err));
     for (size_t i = 0; i < config->count; i++) {
         gguf_number *number = &config->numbers[i];
         if (number->member[0] != '$')
@@ -346,18 +372,90 @@ static fsdp_status refuse_number(const model_config *config, const char *member,
     return refuse(config, what, err);
 }
 
+/* Formulas count with the numbers that tensors told, too. */
+static void take_numbers(model_config *config)
+{
+    for (size_t i = 0; i < config->count; i++)
+        for (size_t k = 0; k < config->formulas.count; k++)
+            if (config->numbers[i].is_there && config->numbers[i].kind != FSDP_MEMBER_REAL &&
+                strcmp(config->formulas.values[k].name, config->numbers[i].member) == 0) {
+                config->formulas.values[k].is_there = true;
+                config->formulas.values[k].number = (int64_t)config->numbers[i].value;
+            }
+}
+
+static fsdp_status compute_fixed(const model_config *config, const fsdp_gguf_fixed *fixed,
+                                 int64_t layer, double *number_out, fsdp_error *err)
+{
+    char *rest = NULL;
+    int64_t whole = 0;
+    *number_out = strtod(fixed->number, &rest);
+    if (*rest == '\0')
+        return FSDP_OK;
+    FSDP_TRY(fsdp_formula_compute(&config->formulas, fixed->number, layer, &whole, err));
+    *number_out = (double)whole;
+    return FSDP_OK;
+}
+
+static fsdp_status refuse_fixed(const model_config *config, const char *member, double number,
+                                double fixed, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' says %s %g, but llama.cpp computes every '%s' with %g", config->path,
+                     member, number, config->architecture, fixed);
+}
+
+/* Compares each layer's item of a list, which may be true or false. */
+static fsdp_status check_fixed_layers(const model_config *config, const fsdp_gguf_fixed *fixed,
+                                      fsdp_error *err)
+{
+    const fsdp_value *list = fsdp_config_at(config->json, fixed->member);
+    bool is_list = list && list->kind == FSDP_VALUE_LIST;
+    double layers = number_of(config, "block_count"), wanted;
+    for (size_t i = 0; is_list && i < list->as.list.count && (double)i < layers; i++) {
+        const fsdp_value *item = &list->as.list.items[i];
+        double number = item->kind == FSDP_VALUE_I64    ? (double)item->as.i64
+                        : item->kind == FSDP_VALUE_BOOL ? (double)item->as.boolean
+                                                        : NAN;
+        FSDP_TRY(compute_fixed(config, fixed, (int64_t)i, &wanted, err));
+        if (number != wanted)
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE,
+                "'%s' says %s %g for layer %zu, but llama.cpp computes every '%s' with %g "
+                "there",
+                config->path, fixed->member, number, i, config->architecture, wanted);
+    }
+    return FSDP_OK;
+}
+
 /* Members for which llama.cpp has one number in all models of the family. */
 static fsdp_status check_fixed(const model_config *config, fsdp_error *err)
 {
     const fsdp_gguf_names *gguf = &config->family->gguf;
     for (size_t i = 0; i < gguf->fixed_count; i++) {
-        const char *member = gguf->fixed[i].member;
-        double number;
-        if (fsdp_config_number(&config->formulas, member, &number, NULL) == FSDP_OK &&
-            number != strtod(gguf->fixed[i].number, NULL))
-            return fsdp_fail(
-                err, FSDP_ERR_USAGE, "'%s' says %s %g, but llama.cpp computes every '%s' with %s",
-                config->path, member, number, config->architecture, gguf->fixed[i].number);
+        const fsdp_gguf_fixed *fixed = &gguf->fixed[i];
+        double number, wanted;
+        if (strstr(fixed->number, "layer ")) {
+            FSDP_TRY(check_fixed_layers(config, fixed, err));
+            continue;
+        }
+        FSDP_TRY(compute_fixed(config, fixed, 0, &wanted, err));
+        if (fsdp_config_number(&config->formulas, fixed->member, &number, NULL) == FSDP_OK &&
+            number != wanted)
+            return refuse_fixed(config, fixed->member, number, wanted, err);
+    }
+    return FSDP_OK;
+}
+
+/* Numbers without which llama.cpp computes something else. */
+static fsdp_status check_needed(const model_config *config, fsdp_error *err)
+{
+    for (size_t i = 0; i < config->count; i++) {
+        const gguf_number *number = &config->numbers[i];
+        if (config->family->gguf.keys[i].is_needed && (!number->is_there || number->value == 0))
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "'%s' says %s null or 0, but llama.cpp computes no '%s' without it",
+                             config->path, number->member, config->architecture);
     }
     return FSDP_OK;
 }
@@ -365,9 +463,15 @@ static fsdp_status check_fixed(const model_config *config, fsdp_error *err)
 /* llama.cpp takes the embedding for the output that a file lacks, but not for all families. */
 static fsdp_status check_output(const model_config *config, fsdp_error *err)
 {
+    const fsdp_gguf_names *gguf = &config->family->gguf;
     double is_tied = 0;
-    if (!config->family->gguf.needs_output ||
-        !find_member(config, "tie_word_embeddings", true, &is_tied) || is_tied == 0)
+    (void)find_member(config, "tie_word_embeddings", true, &is_tied);
+    if (gguf->has_no_output && is_tied == 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' says tie_word_embeddings false, but llama.cpp takes the embedding "
+                         "for the output of every '%s'",
+                         config->path, config->architecture);
+    if (!gguf->needs_output || is_tied == 0)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "'%s' says tie_word_embeddings true, but llama.cpp loads no '%s' whose output "
@@ -426,6 +530,23 @@ static fsdp_status check_rotary(const model_config *config, fsdp_error *err)
     return is_fine ? FSDP_OK : refuse_number(config, "partial_rotary_factor", part, err);
 }
 
+/* Layers with a window have a base of their own where a key says it, and llama.cpp scales none of them, but
+ * for YaRN's scale of attention in models with that key. */
+static fsdp_status check_window_rope(const model_config *config, fsdp_error *err)
+{
+    static const char base[] = "rope.freq_base_swa";
+    const fsdp_rope *rope = &config->rope, *windows = &config->window_rope;
+    if (!config->family->gguf.ropes_differ)
+        return FSDP_OK;
+    if (windows->kind != FSDP_ROPE_DEFAULT ||
+        (rope->kind == FSDP_ROPE_YARN && find_number(config, base)))
+        return refuse(config, "a scaling of rotary positions in layers of sliding attention", err);
+    double one = number_of(config, "rope.freq_base"), other = one;
+    if (!find_number(config, base) && take_rope(windows->theta, &other) && other != one)
+        return refuse(config, "another rope_theta for layers of sliding attention", err);
+    return FSDP_OK;
+}
+
 static fsdp_status check_rope(const model_config *config, fsdp_error *err)
 {
     const fsdp_rope *rope = &config->rope;
@@ -436,6 +557,7 @@ static fsdp_status check_rope(const model_config *config, fsdp_error *err)
     FSDP_TRY(check_rotary(config, err));
     if (rope->differs)
         return refuse(config, "rope_parameters for several types of layers", err);
+    FSDP_TRY(check_window_rope(config, err));
     if (!has_key && !is_plain) {
         char what[96];
         snprintf(what, sizeof what, "rope_type '%.64s'", rope->type);
@@ -464,11 +586,70 @@ static bool has_sliding_layers(const model_config *config)
     return false;
 }
 
+/* Reads whether a layer has a window: layer_types say it, or a period. */
+static bool has_window(const model_config *config, size_t layer)
+{
+    const fsdp_value *types = fsdp_config_at(config->json, "layer_types");
+    double period = config->family->gguf.window_period;
+    if (types)
+        return fsdp_bytes_are(types->as.list.items[layer].as.bytes.data,
+                              types->as.list.items[layer].as.bytes.size, "sliding_attention");
+    (void)find_member(config, "sliding_window_pattern", true, &period);
+    return period < 1 || fmod((double)layer + 1, period) != 0;
+}
+
+static fsdp_status check_layer_types(const model_config *config, size_t layers, fsdp_error *err)
+{
+    const fsdp_value *types = fsdp_config_at(config->json, "layer_types");
+    if (types && (types->kind != FSDP_VALUE_LIST || types->as.list.count < layers))
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': layer_types is not a list of %zu layers",
+                         config->path, layers);
+    for (size_t i = 0; types && i < layers; i++) {
+        const fsdp_value *type = &types->as.list.items[i];
+        if (type->kind != FSDP_VALUE_STRING ||
+            (!fsdp_bytes_are(type->as.bytes.data, type->as.bytes.size, "sliding_attention") &&
+             !fsdp_bytes_are(type->as.bytes.data, type->as.bytes.size, "full_attention")))
+            return refuse(config, "other layer_types than sliding_attention and full_attention",
+                          err);
+    }
+    return FSDP_OK;
+}
+
+/* llama.cpp has a window in all layers but each of a period, or where a key lists them. */
+static fsdp_status check_windows(const model_config *config, fsdp_error *err)
+{
+    const fsdp_gguf_names *gguf = &config->family->gguf;
+    size_t layers = (size_t)number_of(config, "block_count"), count = 0;
+    gguf_number *window = find_number(config, "attention.sliding_window");
+    bool is_usual = true;
+    FSDP_TRY(check_layer_types(config, layers, err));
+    for (size_t i = 0; i < layers; i++) {
+        bool has_one = has_window(config, i);
+        count += has_one;
+        is_usual = is_usual && has_one == ((i + 1) % (size_t)gguf->window_period != 0);
+    }
+    if (count > 0 && (!window || !window->is_there || window->value <= 0))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has layers of sliding attention, but no sliding_window",
+                         config->path);
+    if (is_usual || gguf->lists_windows)
+        return FSDP_OK;
+    if (count > 0 || !window || gguf->keys[window - config->numbers].is_needed)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has other layer_types than llama.cpp, which gives a window to all "
+                         "layers of '%s' but each whose number is a multiple of %d",
+                         config->path, config->architecture, gguf->window_period);
+    window->is_there = false;
+    return FSDP_OK;
+}
+
 /* A window that is as long as the context changes nothing. */
 static fsdp_status check_window(const model_config *config, fsdp_error *err)
 {
     double window, used = 0, length = number_of(config, "context_length");
     bool is_used = config->family->gguf.window == FSDP_WINDOW_ALWAYS;
+    if (config->family->gguf.window == FSDP_WINDOW_EVERY)
+        return check_windows(config, err);
     if (config->family->gguf.window == FSDP_WINDOW_IF_USED)
         is_used = find_member(config, "use_sliding_window", true, &used) && used != 0 &&
                   has_sliding_layers(config);
@@ -489,18 +670,28 @@ static bool has_rope(const model_config *config)
     return find_number(config, "rope.freq_base") != NULL;
 }
 
+/* The first of these names that the family has counts. */
+static fsdp_status check_activation(const model_config *config, fsdp_error *err)
+{
+    static const char *const members[] = {"hidden_activation", "hidden_act", "activation_function",
+                                          "activation"};
+    size_t at = 0;
+    while (at < sizeof members / sizeof *members && !describe(config, members[at]))
+        at++;
+    const char *word =
+        at < sizeof members / sizeof *members ? fsdp_config_word(config->json, members[at]) : NULL;
+    char what[96];
+    if (!word || fsdp_framework_matches(config->family->gguf.activations, word, NULL))
+        return FSDP_OK;
+    snprintf(what, sizeof what, "%s '%.64s'", members[at], word);
+    return refuse(config, what, err);
+}
+
 static fsdp_status check_told(const model_config *config, fsdp_error *err)
 {
-    static const char *const members[] = {"hidden_act", "activation_function"};
-    for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
-        const char *word = fsdp_config_word(config->json, members[i]);
-        char what[96];
-        if (!word || fsdp_framework_matches(config->family->gguf.activations, word, NULL))
-            continue;
-        snprintf(what, sizeof what, "%s '%.64s'", members[i], word);
-        return refuse(config, what, err);
-    }
+    FSDP_TRY(check_activation(config, err));
     FSDP_TRY(check_window(config, err));
+    FSDP_TRY(check_needed(config, err));
     FSDP_TRY(check_fixed(config, err));
     FSDP_TRY(check_output(config, err));
     return has_rope(config) ? check_rope(config, err) : FSDP_OK;
@@ -544,6 +735,21 @@ static fsdp_status add_rope(const model_config *config, fsdp_named_values *out, 
                    : FSDP_OK;
 }
 
+/* The layers that have a window, where llama.cpp reads a list of them. */
+static fsdp_status add_windows(const model_config *config, fsdp_named_values *out, fsdp_error *err)
+{
+    char name[128];
+    int64_t layers = (int64_t)number_of(config, "block_count");
+    fsdp_value list = {.kind = FSDP_VALUE_NULL};
+    if (!config->family->gguf.lists_windows || !has_number(config, "attention.sliding_window"))
+        return FSDP_OK;
+    FSDP_TRY(fsdp_value_set_items(&list, FSDP_VALUE_LIST, (size_t)layers, err));
+    for (int64_t i = 0; i < layers; i++)
+        list.as.list.items[i] = fsdp_value_bool(has_window(config, (size_t)i));
+    snprintf(name, sizeof name, "%s.attention.sliding_window_pattern", config->architecture);
+    return fsdp_named_values_add(out, name, &list, err);
+}
+
 static fsdp_status add_pairs(const model_config *config, const char *directory,
                              fsdp_named_values *out, fsdp_error *err)
 {
@@ -563,7 +769,21 @@ static fsdp_status add_pairs(const model_config *config, const char *directory,
         if (config->numbers[i].is_there)
             FSDP_TRY(add_number(out, config->architecture, config->numbers[i].key,
                                 config->numbers[i].value, config->numbers[i].kind, err));
+    FSDP_TRY(add_windows(config, out, err));
     return has_rope(config) ? add_rope(config, out, err) : FSDP_OK;
+}
+
+/* A number, or the first of a list of them (eos_token_id); true is 1. */
+static bool read_number(const fsdp_value *json, const char *member, double *number_out)
+{
+    const fsdp_value *value = fsdp_config_at(json, member);
+    if (!value || value->kind != FSDP_VALUE_LIST)
+        return fsdp_config_real(json, member, number_out);
+    const fsdp_value *first = value->as.list.count > 0 ? value->as.list.items : NULL;
+    bool is_whole = first && first->kind == FSDP_VALUE_I64;
+    if (is_whole || (first && first->kind == FSDP_VALUE_F64))
+        *number_out = is_whole ? (double)first->as.i64 : first->as.f64;
+    return is_whole || (first && first->kind == FSDP_VALUE_F64);
 }
 
 /* -1: config.json has no such token. */
@@ -589,13 +809,15 @@ static fsdp_status make_pairs(model_config *config, const fsdp_gguf_model *model
                          "convert_hf_to_gguf.py of llama.cpp knows more families",
                          config->path, type ? type : "");
     config->architecture = config->family->gguf.architecture;
-    FSDP_TRY(fsdp_rope_read(config->json, config->path, &config->rope, err));
+    FSDP_TRY(read_ropes(config, err));
+    FSDP_TRY(take_members(config, err));
     FSDP_TRY(read_numbers(config, err));
     FSDP_TRY(compute_numbers(config, err));
     *tokens_out = (fsdp_gguf_tokens){.pre = config->family->gguf.pre};
     FSDP_TRY(read_token(config, "bos_token_id", &tokens_out->bos, err));
     FSDP_TRY(read_token(config, "eos_token_id", &tokens_out->eos, err));
     FSDP_TRY(complete(config, model->sd, err));
+    take_numbers(config);
     FSDP_TRY(check_told(config, err));
     tokens_out->vocab_size =
         has_number(config, "vocab_size") ? (int64_t)number_of(config, "vocab_size") : -1;

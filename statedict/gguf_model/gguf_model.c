@@ -71,13 +71,12 @@ static bool has_key(const fsdp_gguf_names *gguf, const char *key)
     return false;
 }
 
-/* Numbers that every config.json needs. Without a scale of attention llama.cpp takes that of the head's
- * size, and the family's default is another one. */
-static bool is_needed(const char *key)
+/* Numbers that every config.json needs, and those of the family. */
+static bool is_needed(const fsdp_gguf_key *key)
 {
-    return strcmp(key, "block_count") == 0 || strcmp(key, "context_length") == 0 ||
-           strcmp(key, "embedding_length") == 0 || strcmp(key, "attention.head_count") == 0 ||
-           strcmp(key, "attention.scale") == 0;
+    return strcmp(key->key, "block_count") == 0 || strcmp(key->key, "context_length") == 0 ||
+           strcmp(key->key, "embedding_length") == 0 ||
+           strcmp(key->key, "attention.head_count") == 0 || key->is_needed;
 }
 
 /* True where config.json gets no member of the key: it is of a key before or is computed, vocab_size is that
@@ -105,7 +104,23 @@ static bool is_flag(const fsdp_architecture *family, const char *member)
     return fsdp_architecture_member(family, member, strlen(member))->kind == FSDP_MEMBER_FLAG;
 }
 
-/* A flag without a key is false for llama.cpp. */
+/* Adds the number of a key, or null where that means this number. Without a base of rotary positions
+ * llama.cpp takes 10000, and the family's default may be another one; a flag without a key is false. */
+static void add_number(const fsdp_architecture *family, const fsdp_gguf_key *key,
+                       const fsdp_value *value, fsdp_text *out)
+{
+    const fsdp_value usual_base = fsdp_value_f64(10000), no = fsdp_value_bool(false);
+    const char *null = fsdp_architecture_member(family, key->member, strlen(key->member))->null;
+    if (!value && strcmp(key->key, "rope.freq_base") == 0)
+        value = &usual_base;
+    if (!is_number(value) && is_flag(family, key->member))
+        value = &no;
+    if (is_number(value) && null && number_of(value) == strtod(null, NULL))
+        fsdp_text_addf(out, ",\n  \"%s\": null", key->member);
+    else if (is_number(value))
+        add_member(out, key->member, value);
+}
+
 static fsdp_status add_members(const fsdp_sd *sd, const fsdp_architecture *family, fsdp_text *out,
                                fsdp_error *err)
 {
@@ -113,14 +128,16 @@ static fsdp_status add_members(const fsdp_sd *sd, const fsdp_architecture *famil
     for (size_t i = 0; i < gguf->key_count; i++) {
         const fsdp_gguf_key *key = &gguf->keys[i];
         const fsdp_value *value = find_below(sd, gguf->architecture, key->key);
-        const fsdp_value no = fsdp_value_bool(false);
         bool is_missing = !is_number(value) || number_of(value) == 0;
-        if (is_missing && (key->is_needed || is_needed(key->key)))
+        if (value && value->kind == FSDP_VALUE_LIST)
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "'%s.%s' has a number for each layer, but a config.json of '%s' has "
+                             "one for all; --copy-from DIR takes the model's",
+                             gguf->architecture, key->key, family->model_type);
+        if (is_missing && is_needed(key))
             return fail_missing(gguf, key->key, err);
-        if (!is_number(value) && is_flag(family, key->member))
-            value = &no;
-        if (is_number(value) && !has_no_member(gguf, i))
-            add_member(out, key->member, value);
+        if (!has_no_member(gguf, i))
+            add_number(family, key, value, out);
     }
     return FSDP_OK;
 }
@@ -199,20 +216,28 @@ static fsdp_status check_formulas(const fsdp_sd *sd, const fsdp_config *known, f
     return FSDP_OK;
 }
 
-/* transformers may have another default than the number with which llama.cpp computes. */
-static void add_fixed(const fsdp_architecture *family, fsdp_text *out)
+/* transformers may have another default than the number with which llama.cpp computes. Lists that hold a
+ * number for each layer have the usual ones. */
+static fsdp_status add_fixed(const fsdp_config *known, fsdp_text *out, fsdp_error *err)
 {
+    const fsdp_architecture *family = known->architecture;
     for (size_t i = 0; i < family->gguf.fixed_count; i++) {
         const fsdp_gguf_fixed *fixed = &family->gguf.fixed[i];
         const fsdp_config_member *member =
             fsdp_architecture_member(family, fixed->member, strlen(fixed->member));
-        if (!member->otherwise || strcmp(member->otherwise, fixed->number) == 0)
+        char *rest = NULL;
+        int64_t whole = strtoll(fixed->number, &rest, 10);
+        bool is_usual = !member->otherwise || strcmp(member->otherwise, fixed->number) == 0;
+        if (is_usual || strstr(fixed->number, "layer "))
             continue;
+        if (*rest != '\0' && fsdp_member_is_whole(member))
+            FSDP_TRY(fsdp_formula_compute(known, fixed->number, 0, &whole, err));
         if (fsdp_member_is_whole(member))
-            add_whole(out, family, fixed->member, strtoll(fixed->number, NULL, 10));
+            add_whole(out, family, fixed->member, whole);
         else
             fsdp_text_addf(out, ",\n  \"%s\": %s", fixed->member, fixed->number);
     }
+    return FSDP_OK;
 }
 
 static fsdp_status add_others(const fsdp_sd *sd, const fsdp_architecture *family, fsdp_text *out,
@@ -224,7 +249,8 @@ static fsdp_status add_others(const fsdp_sd *sd, const fsdp_architecture *family
         st = add_computed(sd, &known, out, err);
     if (st == FSDP_OK)
         st = check_formulas(sd, &known, err);
-    add_fixed(family, out);
+    if (st == FSDP_OK)
+        st = add_fixed(&known, out, err);
     fsdp_arena_release(&known.arena);
     return st;
 }
@@ -262,7 +288,7 @@ static fsdp_status add_rotary(const fsdp_sd *sd, const fsdp_gguf_names *gguf, fs
     return FSDP_OK;
 }
 
-/* Numbers of YaRN that get no member of config.json: only the usual ones change nothing. */
+/* Numbers of scaling that get no member of config.json: only the usual ones change nothing. */
 static fsdp_status check_yarn(const fsdp_sd *sd, const char *architecture, fsdp_error *err)
 {
     static const struct {
@@ -282,30 +308,59 @@ static fsdp_status check_yarn(const fsdp_sd *sd, const char *architecture, fsdp_
     return FSDP_OK;
 }
 
-/* The scaling of rotary frequencies; "none" is none. */
-static fsdp_status add_scaling(const fsdp_sd *sd, const char *architecture, fsdp_text *out,
+/* transformers gives layers with a window its own default of rope_theta, unless each type of layers has its
+ * base; "rope_scaling" alone is what older versions of transformers read. */
+static bool needs_types(const fsdp_sd *sd, const fsdp_architecture *family)
+{
+    const fsdp_value *base = find_below(sd, family->gguf.architecture, "rope.freq_base");
+    const fsdp_config_member *member = fsdp_architecture_member(family, "rope_theta", 10);
+    double number = is_number(base) ? number_of(base) : 10000;
+    return family->gguf.ropes_differ && !has_key(&family->gguf, "rope.freq_base_swa") &&
+           number != strtod(member->otherwise, NULL);
+}
+
+static void add_scaling_numbers(const fsdp_sd *sd, const char *architecture, const char *type,
+                                fsdp_text *out)
+{
+    const fsdp_value *length = find_below(sd, architecture, "rope.scaling.original_context_length");
+    fsdp_text_addf(out, "{\"rope_type\": \"%s\"", type);
+    if (strcmp(type, "default") != 0)
+        add_member(out, "factor", find_below(sd, architecture, "rope.scaling.factor"));
+    if (strcmp(type, "yarn") == 0 && is_number(length))
+        add_member(out, "original_max_position_embeddings", length);
+}
+
+/* The scaling of rotary frequencies. */
+static fsdp_status add_scaling(const fsdp_sd *sd, const fsdp_architecture *family, fsdp_text *out,
                                fsdp_error *err)
 {
+    const char *architecture = family->gguf.architecture;
     const fsdp_value *scaling = find_below(sd, architecture, "rope.scaling.type");
-    const fsdp_value *factor = find_below(sd, architecture, "rope.scaling.factor");
-    const fsdp_value *length = find_below(sd, architecture, "rope.scaling.original_context_length");
+    const fsdp_value *base = find_below(sd, architecture, "rope.freq_base");
+    const fsdp_value usual_base = fsdp_value_f64(10000);
     const char *type =
         scaling && scaling->kind == FSDP_VALUE_STRING ? scaling->as.bytes.data : "none";
-    bool is_yarn = strcmp(type, "yarn") == 0;
-    if (strcmp(type, "none") == 0)
-        return FSDP_OK;
-    if ((!is_yarn && strcmp(type, "linear") != 0) || !is_number(factor))
+    bool is_none = strcmp(type, "none") == 0, is_yarn = strcmp(type, "yarn") == 0;
+    if (!is_none && ((!is_yarn && strcmp(type, "linear") != 0) ||
+                     !is_number(find_below(sd, architecture, "rope.scaling.factor"))))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "cannot make a config.json from '%s.rope.scaling.type' '%.40s'; "
                          "--copy-from DIR takes one",
                          architecture, type);
-    if (is_yarn)
-        FSDP_TRY(check_yarn(sd, architecture, err));
-    fsdp_text_addf(out, ",\n  \"rope_scaling\": {\"rope_type\": \"%s\"", type);
-    add_member(out, "factor", factor);
-    if (is_yarn && is_number(length))
-        add_member(out, "original_max_position_embeddings", length);
-    fsdp_text_addf(out, "}");
+    FSDP_TRY(check_yarn(sd, architecture, err));
+    if (needs_types(sd, family)) {
+        base = is_number(base) ? base : &usual_base;
+        fsdp_text_addf(out, ",\n  \"rope_parameters\": {\"full_attention\": ");
+        add_scaling_numbers(sd, architecture, is_none ? "default" : type, out);
+        add_member(out, "rope_theta", base);
+        fsdp_text_addf(out, "}, \"sliding_attention\": {\"rope_type\": \"default\"");
+        add_member(out, "rope_theta", base);
+        fsdp_text_addf(out, "}}");
+    } else if (!is_none) {
+        fsdp_text_addf(out, ",\n  \"rope_scaling\": ");
+        add_scaling_numbers(sd, architecture, type, out);
+        fsdp_text_addf(out, "}");
+    }
     return FSDP_OK;
 }
 
@@ -326,7 +381,61 @@ static void add_tensors(const fsdp_sd *sd, fsdp_text *out)
     fsdp_text_addf(out, ",\n  \"tie_word_embeddings\": %s", is_tied ? "true" : "false");
 }
 
-/* Finds the family of the files of an architecture. One with experts has a key for their number. */
+/* --- windows ------------------------------------------------------------------------------------- */
+
+static double window_of(const fsdp_sd *sd, const char *architecture)
+{
+    const fsdp_value *window = find_below(sd, architecture, "attention.sliding_window");
+    return is_number(window) ? number_of(window) : 0;
+}
+
+/* The types of layers, by the list of those with a window, their period, or the family's. Without a window
+ * all have full attention. */
+static fsdp_status add_layer_types(const fsdp_sd *sd, const fsdp_gguf_names *gguf, fsdp_text *out,
+                                   fsdp_error *err)
+{
+    const fsdp_value *pattern =
+        find_below(sd, gguf->architecture, "attention.sliding_window_pattern");
+    const fsdp_value *count = find_below(sd, gguf->architecture, "block_count");
+    size_t layers = (size_t)number_of(count);
+    double period = is_number(pattern) ? number_of(pattern) : gguf->window_period;
+    bool is_list = pattern && pattern->kind == FSDP_VALUE_LIST;
+    if (layers > FSDP_CONFIG_LIST || (is_list && pattern->as.list.count < layers) ||
+        !(period >= 0 && period <= FSDP_CONFIG_LIST))
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s.attention.sliding_window_pattern' does not fit %zu layers",
+                         gguf->architecture, layers);
+    for (size_t i = 0; i < layers; i++) {
+        const fsdp_value *item = is_list ? &pattern->as.list.items[i] : NULL;
+        bool has_one = item          ? is_number(item) && number_of(item) != 0
+                       : period == 0 ? true
+                                     : (i + 1) % (size_t)period != 0;
+        fsdp_text_addf(out, "%s\"%s\"", i == 0 ? ",\n  \"layer_types\": [" : ", ",
+                       has_one && window_of(sd, gguf->architecture) > 0 ? "sliding_attention"
+                                                                        : "full_attention");
+    }
+    fsdp_text_addf(out, "]");
+    return FSDP_OK;
+}
+
+/* llama.cpp slides where a file says so, which the family needs a member for. */
+static fsdp_status add_windows(const fsdp_sd *sd, const fsdp_gguf_names *gguf, fsdp_text *out,
+                               fsdp_error *err)
+{
+    if (gguf->window == FSDP_WINDOW_EVERY)
+        return add_layer_types(sd, gguf, out, err);
+    if (window_of(sd, gguf->architecture) <= 0 || has_key(gguf, "attention.sliding_window"))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "cannot make a config.json of a '%s' with attention.sliding_window; "
+                     "--copy-from DIR takes one",
+                     gguf->architecture);
+}
+
+/* --- the whole ----------------------------------------------------------------------------------- */
+
+/* Finds the family of the files of an architecture. One with experts has a key for their number, one with a
+ * window for its length. */
 static fsdp_status find_family(const fsdp_sd *sd, fsdp_arena *arena,
                                const fsdp_architecture **family_out, fsdp_error *err)
 {
@@ -334,42 +443,39 @@ static fsdp_status find_family(const fsdp_sd *sd, fsdp_arena *arena,
     const char *architecture =
         named && named->kind == FSDP_VALUE_STRING ? named->as.bytes.data : "";
     bool has_experts = is_number(find_below(sd, architecture, "expert_count"));
+    bool has_window = window_of(sd, architecture) > 0;
+    const fsdp_architecture *without = NULL; /* a key for the window */
     for (size_t i = 0;; i++) {
         FSDP_TRY(fsdp_architecture_at(arena, i, family_out, err));
         if (!*family_out)
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "cannot make a config.json: the architecture '%.60s' is unknown",
-                             architecture);
+            break;
         const fsdp_gguf_names *gguf = &(*family_out)->gguf;
-        if (gguf->architecture && !gguf->one_way && strcmp(gguf->architecture, architecture) == 0 &&
-            has_key(gguf, "expert_count") == has_experts)
+        if (!gguf->architecture || gguf->one_way || strcmp(gguf->architecture, architecture) != 0 ||
+            has_key(gguf, "expert_count") != has_experts)
+            continue;
+        if (!has_window || has_key(gguf, "attention.sliding_window"))
             return FSDP_OK;
+        without = without ? without : *family_out;
     }
-}
-
-/* llama.cpp slides where a file says so, and no family here has a member for that. */
-static fsdp_status check_window(const fsdp_sd *sd, const char *architecture, fsdp_error *err)
-{
-    const fsdp_value *window = find_below(sd, architecture, "attention.sliding_window");
-    if (!window || (is_number(window) && number_of(window) <= 0))
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "cannot make a config.json of a '%s' with attention.sliding_window; "
-                     "--copy-from DIR takes one",
-                     architecture);
+    *family_out = without;
+    return without ? FSDP_OK
+                   : fsdp_fail(err, FSDP_ERR_USAGE,
+                               "cannot make a config.json: the architecture '%.60s' is unknown; "
+                               "--copy-from DIR takes the model's",
+                               architecture);
 }
 
 static fsdp_status add_config(const fsdp_sd *sd, fsdp_arena *arena, fsdp_text *out, fsdp_error *err)
 {
     const fsdp_architecture *family;
     FSDP_TRY(find_family(sd, arena, &family, err));
-    FSDP_TRY(check_window(sd, family->gguf.architecture, err));
     fsdp_text_addf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
                    family->class_name, family->model_type);
     FSDP_TRY(add_members(sd, family, out, err));
+    FSDP_TRY(add_windows(sd, &family->gguf, out, err));
     FSDP_TRY(add_others(sd, family, out, err));
     FSDP_TRY(add_rotary(sd, &family->gguf, out, err));
-    FSDP_TRY(add_scaling(sd, family->gguf.architecture, out, err));
+    FSDP_TRY(add_scaling(sd, family, out, err));
     add_tensors(sd, out);
     fsdp_text_addf(out, "\n}\n");
     return out->failed ? fsdp_fail_memory(err, "config.json") : FSDP_OK;

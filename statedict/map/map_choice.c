@@ -231,6 +231,20 @@ static fsdp_status try_hub(const map_choice *choice, map_way *way, fsdp_error *e
     return FSDP_OK;
 }
 
+/* Maps of GGUF have equal names for families whose rows are in another order, so that a wrong one would be
+ * seen by nobody. */
+static fsdp_status check_named(const map_choice *choice, const fsdp_map *map, fsdp_error *err)
+{
+    bool is_gguf = strcmp(fsdp_map_layout(map, false), "gguf") == 0;
+    if (map->is_file || !is_gguf || !choice->kind.type[0] ||
+        fsdp_map_is_for(map, choice->kind.type))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "the map '%s' is for %s, but the model is a '%s'; without --map the map that "
+                     "fits is chosen",
+                     fsdp_map_name(map), map->types, choice->kind.type);
+}
+
 /* The map that the user names: a built-in one, or a file. */
 static fsdp_status find_named(const map_choice *choice, map_way *way, fsdp_error *err)
 {
@@ -241,6 +255,7 @@ static fsdp_status find_named(const map_choice *choice, map_way *way, fsdp_error
     fsdp_map_match left = fsdp_map_compare(way->map, false, sd, &choice->call);
     fsdp_map_match right = fsdp_map_compare(way->map, true, sd, &choice->call);
     way->from_right = right.taken > left.taken;
+    FSDP_TRY(check_named(choice, way->map, err));
     if (fits(choice, way->map, way->from_right))
         return FSDP_OK;
     bool from_right = way->from_right;

@@ -17,18 +17,33 @@ static bool has_pairs(const fsdp_sd *sd)
     return fsdp_sd_find(sd, pair, sizeof pair - 1) >= 0;
 }
 
-/* The pairs have all numbers but for those behind Llama 3.1's scaling of rotary frequencies. */
-static fsdp_status from_gguf(const fsdp_checkpoint *checkpoint, fsdp_text *out, fsdp_error *err)
+/* Whether the user wants the tensors alone, without the pairs. */
+static bool drops_pairs(const fsdp_map_request *request)
 {
-    static const char scaling[] = "rope_freqs.weight";
+    const fsdp_select_opts *select = &request->opts->select;
+    for (size_t i = 0; i < select->drop_count; i++)
+        if (strcmp(select->drops[i], "values") == 0)
+            return true;
+    return false;
+}
+
+/* The pairs have all numbers but for those that tensors of scaled rotary frequencies were computed from. */
+static fsdp_status from_gguf(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
+                             fsdp_text *out, fsdp_error *err)
+{
+    static const char *const scalings[] = {"rope_freqs.weight", "rope_factors_long.weight",
+                                           "rope_factors_short.weight"};
     const fsdp_sd *sd = checkpoint->manifest.sd;
-    if (fsdp_sd_find(sd, scaling, sizeof scaling - 1) >= 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has scaled rotary frequencies ('%s'), and config.json needs their "
-                         "original numbers; --copy-from DIR names the model's",
-                         checkpoint->path, scaling);
+    for (size_t i = 0; i < sizeof scalings / sizeof *scalings; i++)
+        if (fsdp_sd_find(sd, scalings[i], strlen(scalings[i])) >= 0)
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "'%s' has scaled rotary frequencies ('%s'), and config.json needs "
+                             "their original numbers; --copy-from DIR names the model's",
+                             checkpoint->path, scalings[i]);
+    if (!drops_pairs(request))
+        return fsdp_gguf_config_text(sd, out, err);
     if (fsdp_gguf_config_text(sd, out, NULL) != FSDP_OK)
-        fsdp_text_release(out); /* of a model that has no loader, whose tensors are written alone */
+        fsdp_text_release(out);
     return FSDP_OK;
 }
 
@@ -60,7 +75,7 @@ fsdp_status fsdp_map_make_config(const fsdp_map_request *request, const fsdp_che
     fsdp_status st = FSDP_OK;
     *text_out = NULL;
     if (has_pairs(checkpoint->manifest.sd) && request->target->caps.for_loaders)
-        st = from_gguf(checkpoint, &text, err);
+        st = from_gguf(request, checkpoint, &text, err);
     else if (wants_names_of_hf(request) && fsdp_is_meta_llama(checkpoint->manifest.sd))
         st = from_params(request, checkpoint, &text, err);
     if (st == FSDP_OK && text.size > 0) {

@@ -90,16 +90,27 @@ static fsdp_status read_numbers(const fsdp_value *config, const fsdp_value *own,
     return FSDP_OK;
 }
 
-fsdp_status fsdp_rope_read(const fsdp_value *config, const char *path, fsdp_rope *rope,
-                           fsdp_error *err)
+/* layers: NULL for those of all types. */
+fsdp_status fsdp_rope_read_of(const fsdp_value *config, const char *layers, const char *path,
+                              fsdp_rope *rope, fsdp_error *err)
 {
     const fsdp_value *own;
     *rope = (fsdp_rope){.kind = FSDP_ROPE_DEFAULT};
     FSDP_TRY(find_own(config, path, rope, &own, err));
+    if (layers && rope->differs) {
+        own = fsdp_config_at(own, layers);
+        rope->differs = false;
+    }
     FSDP_TRY(read_type(own, path, rope, err));
     rope->short_factor = fsdp_config_at(own, "short_factor");
     rope->long_factor = fsdp_config_at(own, "long_factor");
     return read_numbers(config, own, path, rope, err);
+}
+
+fsdp_status fsdp_rope_read(const fsdp_value *config, const char *path, fsdp_rope *rope,
+                           fsdp_error *err)
+{
+    return fsdp_rope_read_of(config, NULL, path, rope, err);
 }
 
 /* --- scaling -------------------------------------------------------------------------------------- */

@@ -31,6 +31,10 @@ typedef struct fsdp_rope {
  * in transformers. FSDP_ERR_DAMAGED: a member is not of its kind. */
 fsdp_status fsdp_rope_read(const fsdp_value *config, const char *path, fsdp_rope *rope_out, fsdp_error *err);
 
+/* Likewise of the layers of a type ("full_attention"), where rope_parameters has an object for each type. */
+fsdp_status fsdp_rope_read_of(const fsdp_value *config, const char *layers, const char *path, fsdp_rope *rope_out,
+                              fsdp_error *err);
+
 /* What the scaling divides a frequency by: default, linear and llama3, whose numbers are all there. */
 double fsdp_rope_divisor(const fsdp_rope *rope, double frequency);
 

@@ -30,6 +30,15 @@ MODELS = {
     "qwen3": (transformers.Qwen3Config, {"head_dim": 128}),  # transformers reads no other one
 }
 CIRCLES = {
+    "gemma": (transformers.GemmaConfig, {"head_dim": 16}),
+    "gemma2": (transformers.Gemma2Config, {
+        "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 5, "attn_logit_softcapping": 7.0,
+        "final_logit_softcapping": 3.0}),
+    "gemma3": (transformers.Gemma3TextConfig, {
+        "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 5, "final_logit_softcapping": 3.0,
+        "num_hidden_layers": 7,
+        "rope_parameters": {"full_attention": {"rope_theta": 30000.0, "rope_type": "linear", "factor": 4.0},
+                            "sliding_attention": {"rope_theta": 700.0, "rope_type": "default"}}}),
     "granite": (transformers.GraniteConfig, {"embedding_multiplier": 12.0, "logits_scaling": 8.0,
                                              "attention_multiplier": 0.25, "residual_multiplier": 0.5}),
     "olmo2": (transformers.Olmo2Config, {"rope_theta": 500000.0}),
@@ -70,7 +79,7 @@ def gguf_names(file, saved):
     """The names of gguf-py for the tensors that transformers saved; the experts of a layer are one."""
     architecture = file.fields["general.architecture"].contents()
     number = next(key for key, known in gguf.MODEL_ARCH_NAMES.items() if known == architecture)
-    names = gguf.get_tensor_name_map(number, SIZES["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(number, 8)  # more layers than a model here has
     merged = {re.sub(r"experts\.\d+\.", "experts.", one).replace("correction_bias", "correction.bias")
               for one in saved}
     return {names.get_name(one, try_suffixes=(".weight", ".bias")) for one in merged}
@@ -89,7 +98,7 @@ def check_memory(model, folder):
 def come_back(name, folder):
     kind, more = CIRCLES[name]
     torch.manual_seed(len(name))
-    model = transformers.AutoModelForCausalLM.from_config(kind(**SIZES, **more))
+    model = transformers.AutoModelForCausalLM.from_config(kind(**{**SIZES, **more}))
     with torch.no_grad():
         for parameter in [*model.parameters(), *(one for one in model.buffers() if one.dim() == 1
                                                  and len(one) == more.get("n_routed_experts"))]:

@@ -508,6 +508,91 @@ Test(gguf_values, what_makes_no_sense_is_refused)
     }
 }
 
+/* --- families --- */
+
+/* Members of a family that llama.cpp computes otherwise, or not at all. */
+static void expect_refused(const char *type, const char *const refused[][2], size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        cr_assert_eq(read_with(type, refused[i][0]), FSDP_ERR_USAGE, "%s", refused[i][0]);
+        cr_expect(strstr(err.text, refused[i][1]), "%s: %s", refused[i][0], err.text);
+    }
+}
+
+#define EXPECT_REFUSED(type, refused) \
+    expect_refused(type, refused, sizeof(refused) / sizeof *(refused))
+
+Test(gguf_values, gemma2_has_windows_and_bounds_of_logits)
+{
+    static const char *const refused[][2] = {
+        {"\"head_dim\": 16",
+         "query_pre_attn_scalar 256, but llama.cpp computes every 'gemma2' with 16"},
+        {"\"attn_logit_softcapping\": null", "attn_logit_softcapping null or 0, but llama.cpp"},
+        {"\"final_logit_softcapping\": 0", "final_logit_softcapping null or 0"},
+        {"\"sliding_window\": null", "layers of sliding attention, but no sliding_window"},
+        {"\"layer_types\": [\"full_attention\", \"full_attention\"]", "a multiple of 2"},
+        {"\"layer_types\": [\"full_attention\", \"sliding_attention\"]", "a multiple of 2"},
+        {"\"layer_types\": [\"sliding_attention\", \"chunked_attention\"]", "other layer_types"},
+        {"\"use_bidirectional_attention\": true", "use_bidirectional_attention 1"},
+        {"\"attention_bias\": true", "attention_bias 1"},
+        {"\"tie_word_embeddings\": false", "takes the embedding for the output of every 'gemma2'"},
+        {"\"hidden_activation\": \"gelu\"", "hidden_activation 'gelu'"},
+    };
+    cr_assert_eq(read_with("gemma2", "\"hidden_act\": \"gelu\", \"sliding_window\": 32"), FSDP_OK,
+                 "%s", err.text);
+    cr_expect_eq(number("gemma2.attention.sliding_window"), 32);
+    cr_expect_eq(find("gemma2.attn_logit_softcapping")->as.f64, 50);
+    cr_expect_eq(find("gemma2.final_logit_softcapping")->as.f64, 30);
+    cr_expect_null(find("gemma2.attention.sliding_window_pattern"), "llama.cpp knows it");
+    EXPECT_REFUSED("gemma2", refused);
+    /* the 27B model, whose scale follows from other numbers */
+    cr_assert_eq(read_with("gemma2", "\"num_hidden_layers\": 46, \"query_pre_attn_scalar\": 16"),
+                 FSDP_ERR_DAMAGED, "two numbers of layers");
+    config = "{\"model_type\": \"gemma2\", \"num_hidden_layers\": 46, \"hidden_size\": 64, "
+             "\"num_attention_heads\": 4, \"max_position_embeddings\": 128, "
+             "\"query_pre_attn_scalar\": 16}";
+    cr_expect_eq(read_all(), FSDP_OK, "%s", err.text);
+}
+
+#define FULL_ROPE \
+    "\"full_attention\": {\"rope_type\": \"linear\", \"factor\": 8, \"rope_theta\": 9}"
+
+Test(gguf_values, gemma3_has_rotary_numbers_per_type_of_layers)
+{
+    static const char *const refused[][2] = {
+        {"\"rope_parameters\": {\"rope_theta\": 5}", "rope_parameters that are not those of types"},
+        {"\"rope_parameters\": {" FULL_ROPE "}, \"rope_scaling\": {\"type\": \"linear\"}",
+         "rope_parameters that are not those of types"},
+        {"\"rope_parameters\": {" FULL_ROPE
+         ", \"sliding_attention\": {\"rope_type\": \"linear\", \"factor\": 8}}",
+         "a scaling of rotary positions in layers of sliding attention"},
+        {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 8}",
+         "a scaling of rotary positions in layers of sliding attention"},
+        {"\"attn_logit_softcapping\": 50", "attn_logit_softcapping 50"},
+        {"\"sliding_window_pattern\": 2", "a multiple of 6"},
+    };
+    cr_assert_eq(read_with("gemma3_text", "\"rope_parameters\": {" FULL_ROPE
+                                          ", \"sliding_attention\": {\"rope_theta\": 7}}"),
+                 FSDP_OK, "%s", err.text);
+    cr_expect_eq(find("gemma3.rope.freq_base")->as.f64, 9);
+    cr_expect_eq(find("gemma3.rope.freq_base_swa")->as.f64, 7);
+    cr_expect_eq(find("gemma3.rope.scaling.factor")->as.f64, 8);
+    cr_expect_eq(number("gemma3.attention.sliding_window"), 4096);
+    cr_assert_eq(read_with("gemma3_text",
+                           "\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 8}, "
+                           "\"rope_theta\": 9, \"rope_local_base_freq\": 7, "
+                           "\"sliding_window_pattern\": 1"),
+                 FSDP_OK, "as transformers 4 has them: %s", err.text);
+    cr_expect_eq(find("gemma3.rope.freq_base")->as.f64, 9);
+    cr_expect_eq(find("gemma3.rope.freq_base_swa")->as.f64, 7);
+    cr_expect_eq(find("gemma3.rope.scaling.factor")->as.f64, 8);
+    cr_expect_null(find("gemma3.attention.sliding_window"), "no layer has one");
+    cr_assert_eq(read_with("gemma3_text", "\"head_dim\": 256"), FSDP_OK, "%s", err.text);
+    cr_expect_eq(find("gemma3.rope.freq_base")->as.f64, 1e6);
+    cr_expect_eq(find("gemma3.rope.freq_base_swa")->as.f64, 1e4);
+    EXPECT_REFUSED("gemma3_text", refused);
+}
+
 /* --- the way back --- */
 
 static void add_value(fsdp_sd *sd, const char *name, const fsdp_value *value)
