@@ -266,7 +266,7 @@ static fsdp_status take_dims(const model_config *config, const fsdp_sd *sd, fsdp
     return FSDP_OK;
 }
 
-/* Heads by the rows of queries and keys. */
+/* Counts heads by the rows of queries and keys. */
 static fsdp_status take_heads(const model_config *config, const fsdp_sd *sd, fsdp_error *err)
 {
     const char *names[] = {"blk.0.attn_q.weight", "blk.0.attn_k.weight"};

@@ -330,7 +330,7 @@ static void add_scaling_numbers(const fsdp_sd *sd, const char *architecture, con
         add_member(out, "original_max_position_embeddings", length);
 }
 
-/* The scaling of rotary frequencies. */
+/* Adds the scaling of rotary frequencies. */
 static fsdp_status add_scaling(const fsdp_sd *sd, const fsdp_architecture *family, fsdp_text *out,
                                fsdp_error *err)
 {

@@ -32,8 +32,8 @@ typedef struct fsdp_rope {
 fsdp_status fsdp_rope_read(const fsdp_value *config, const char *path, fsdp_rope *rope_out, fsdp_error *err);
 
 /* Likewise of the layers of a type ("full_attention"), where rope_parameters has an object for each type. */
-fsdp_status fsdp_rope_read_of(const fsdp_value *config, const char *layers, const char *path, fsdp_rope *rope_out,
-                              fsdp_error *err);
+fsdp_status fsdp_rope_read_of(const fsdp_value *config, const char *layers, const char *path,
+                              fsdp_rope *rope_out, fsdp_error *err);
 
 /* What the scaling divides a frequency by: default, linear and llama3, whose numbers are all there. */
 double fsdp_rope_divisor(const fsdp_rope *rope, double frequency);
