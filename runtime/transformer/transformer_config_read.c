@@ -182,7 +182,8 @@ static fsdp_status make_form(const fsdp_config *values, fsdp_transformer_config 
 /* === config.json ============================================================================== */
 
 typedef struct reader {
-    fsdp_config values; /* the file and the description of its family */
+    fsdp_config_file file;
+    fsdp_config values; /* its numbers, for the description of its family */
     const char *origin;
     fsdp_transformer_config *config;
 } reader;
@@ -205,13 +206,13 @@ static fsdp_status fail_kind(const reader *from, const char *name, const char *r
 /* The member of the file; NULL where it is absent or null. */
 static const fsdp_value *find(const reader *from, const char *name)
 {
-    return fsdp_config_at(&from->values.json, name);
+    return fsdp_config_at(&from->file.json, name);
 }
 
 /* For members where null does not mean the default. */
 static bool is_null(const reader *from, const char *name)
 {
-    return fsdp_config_is_null(&from->values.json, name);
+    return fsdp_config_is_null(&from->file.json, name);
 }
 
 /* The family's member; NULL: it has none of this name. */
@@ -233,7 +234,7 @@ static fsdp_status take_number(const reader *from, const char *name, double *num
     const fsdp_value *value = find(from, name);
     if (!value)
         return FSDP_OK;
-    if (value->kind == FSDP_VALUE_BOOL || !fsdp_config_real(&from->values.json, name, number))
+    if (value->kind == FSDP_VALUE_BOOL || !fsdp_config_real(&from->file.json, name, number))
         return fail_kind(from, name, "not a number", err);
     return FSDP_OK;
 }
@@ -297,8 +298,8 @@ static fsdp_status take_activation(const reader *from, fsdp_nn_function *functio
                  {"silu", FSDP_NN_SILU},          {"swish", FSDP_NN_SILU},
                  {"relu", FSDP_NN_RELU}};
     const char *member = describe(from, "hidden_act") ? "hidden_act" : "activation_function";
-    const char *name = find(from, member) ? fsdp_config_word(&from->values.json, member)
-                                          : default_of(from, member);
+    const char *name =
+        find(from, member) ? fsdp_config_word(&from->file.json, member) : default_of(from, member);
     for (size_t i = 0; name && i < sizeof known / sizeof *known; i++)
         if (strcmp(name, known[i].name) == 0) {
             *function = known[i].function;
@@ -327,7 +328,7 @@ static fsdp_status take_rope(const reader *from, fsdp_error *err)
     fsdp_rope *rope = &from->config->rope;
     const char *otherwise = default_of(from, "rope_theta");
     char shown[80], reason[160];
-    FSDP_TRY(fsdp_rope_read(&from->values.json, from->origin, rope, err));
+    FSDP_TRY(fsdp_rope_read(&from->file.json, from->origin, rope, err));
     const bool is_scaled = rope->kind != FSDP_ROPE_DEFAULT;
     if (rope->differs)
         return fail_member(from, rope->member, "it differs between layers", err);
@@ -407,11 +408,11 @@ static fsdp_status take_windows(const reader *from, fsdp_error *err)
 
 static fsdp_status check_family(const reader *from, fsdp_error *err)
 {
-    const char *name = fsdp_config_word(&from->values.json, "model_type");
+    const char *name = fsdp_config_word(&from->file.json, "model_type");
     char shown[80];
     if (!name)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no model_type", from->origin);
-    if (from->values.architecture && from->values.architecture->form)
+    if (from->file.architecture && from->file.architecture->form)
         return FSDP_OK;
     fsdp_text families = {0};
     fsdp_transformer_families(", ", &families);
@@ -505,8 +506,7 @@ static fsdp_status take_settings(const reader *from, fsdp_error *err)
     FSDP_TRY(take_token(from, "eos_token_id", &config->eos, err));
     for (size_t i = 0; i < sizeof dropouts / sizeof *dropouts; i++) {
         double rate = 0;
-        config->has_dropout |=
-            fsdp_config_real(&from->values.json, dropouts[i], &rate) && rate != 0;
+        config->has_dropout |= fsdp_config_real(&from->file.json, dropouts[i], &rate) && rate != 0;
     }
     return FSDP_OK;
 }
@@ -514,12 +514,10 @@ static fsdp_status take_settings(const reader *from, fsdp_error *err)
 static fsdp_status read_all(reader *from, const char *text, size_t size, fsdp_error *err)
 {
     fsdp_transformer_config *config = from->config;
-    const fsdp_status st = fsdp_config_read(text, size, from->origin, &from->values, err);
-    if (from->values.json.kind == FSDP_VALUE_DICT) {
-        FSDP_TRY(check_family(from, err));
-        FSDP_TRY(refuse_others(from, err));
-    }
-    FSDP_TRY(st);
+    FSDP_TRY(fsdp_config_parse(text, size, from->origin, &from->file, err));
+    FSDP_TRY(check_family(from, err));
+    FSDP_TRY(refuse_others(from, err));
+    FSDP_TRY(fsdp_config_read(&from->file, &from->values, err));
     *config = (fsdp_transformer_config){.initializer_range = 0.02, .scales_attention = true};
     snprintf(config->model_type, sizeof config->model_type, "%s",
              from->values.architecture->model_type);
@@ -539,6 +537,7 @@ fsdp_status fsdp_transformer_config_parse(const char *text, size_t size, const c
     reader from = {.origin = origin, .config = config_out};
     fsdp_status st = read_all(&from, text, size, err);
     fsdp_arena_release(&from.values.arena);
+    fsdp_config_release(&from.file);
     return st;
 }
 

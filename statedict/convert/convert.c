@@ -64,7 +64,7 @@ static void release_job(convert_job *job)
     fsdp_ties_release(&job->ties);
     fsdp_names_release(&job->added);
     fsdp_free(job->rule_list);
-    fsdp_free(job->made_config);
+    fsdp_config_release(&job->config);
     fsdp_free(job->copied_snapshot);
     fsdp_free(job->metadata);
     fsdp_text_release(&job->rules);

@@ -58,10 +58,9 @@ typedef struct convert_job {
     fsdp_text rules;           /* that strip names, one after the other */
     const char **rule_list;    /* opts.select.renames, if they are these; NULL: the caller's */
     fsdp_names_known known;    /* of the source's names */
-    fsdp_model_kind model_kind;        /* of config.json; known.model_type may point into it */
+    fsdp_config_file config;   /* of the model, for all who ask about it; known.model_type points into it */
     size_t target_entries;     /* the last ones of from, before those of added, that only the target needs */
     bool unties;               /* an adapter gives the tied output a tensor of its own */
-    char *made_config;         /* its text, see fsdp_map_make_config; NULL: none */
     char *copied_snapshot;     /* opts.copy_from, when it is of a cache; NULL: the caller's */
     fsdp_copies copies;        /* files beside the weights */
     fsdp_export_report seen;   /* of a model that a map renamed */

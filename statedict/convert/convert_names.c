@@ -36,8 +36,8 @@ fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err)
     job->known.paths = job->from->source != NULL;
     job->known.only_tensors =
         fsdp_format_from(fsdp_checkpoint_describe(job->from)->format)->caps.only_tensors;
-    if ((is_model || is_plain) && !job->known.paths && job->model_kind.type[0])
-        job->known.model_type = job->model_kind.type;
+    if ((is_model || is_plain) && !job->known.paths && job->config.kind.type[0])
+        job->known.model_type = job->config.kind.type;
     bool is_named = is_plain || (is_model && job->format->caps.for_loaders);
     if (!is_named || select->keep_names || select->rename_count > 0)
         return FSDP_OK;
@@ -108,79 +108,63 @@ fsdp_status fsdp_convert_see_model(void *context, const fsdp_map_request *reques
                                    fsdp_checkpoint *checkpoint, const char *below, fsdp_error *err)
 {
     convert_job *job = context;
-    fsdp_edited_config edited = {0};
-    const fsdp_config_edits edits = {.no_quantization = true};
-    fsdp_export_check check = {.text = request->config,
-                               .size = request->config_size,
-                               .config =
-                                   request->config_path ? request->config_path : checkpoint->path,
+    const fsdp_config_file *config = request->config;
+    fsdp_export_check check = {.config = config,
+                               .is_dequantized = job->opts.dequant != NULL,
+                               .config_path =
+                                   config && config->path ? config->path : checkpoint->path,
                                .from = checkpoint->path,
                                .allow_missing = job->opts.open.allow_missing,
                                .may_be_unnamed = below != NULL};
     bool is_checked_later = job->format->caps.for_loaders;
-    if (!request->config || is_checked_later || !asks_for_model(job) ||
+    if (!config || is_checked_later || !asks_for_model(job) ||
         is_adapter(checkpoint, checkpoint->manifest.sd))
         return FSDP_OK;
-    fsdp_status st = FSDP_OK;
-    if (job->opts.dequant)
-        st = fsdp_model_config_edit(check.text, check.size, check.config, &edits, &edited, err);
-    if (edited.text.size > 0) {
-        check.text = edited.text.data;
-        check.size = edited.text.size;
-    }
-    if (st == FSDP_OK)
-        st = see_below(job, &check, checkpoint, NULL, err);
+    fsdp_status st = see_below(job, &check, checkpoint, NULL, err);
     check.may_be_unnamed = false;
     if (st == FSDP_OK && !job->seen.model[0] && below)
         st = see_below(job, &check, checkpoint, below, err);
-    fsdp_text_release(&edited.text);
     return st;
 }
 
-/* A file of safetensors has no config beside it. The one beside a directory of weights says what it holds. */
-static fsdp_status find_config(const convert_job *job, char **text_out, size_t *size_out,
-                               char **path_out, fsdp_error *err)
+/* A file of safetensors has no config next to it. The one next to a directory of weights says what it holds. */
+static const fsdp_config_file *find_config(const convert_job *job)
 {
-    const char *path = NULL;
-    if (job->format->caps.for_loaders) {
-        FSDP_TRY(fsdp_copies_config(&job->copies, text_out, size_out, &path, err));
-        *path_out = *text_out ? fsdp_strndup(path, strlen(path)) : NULL;
-        return !*text_out || *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
-    }
     fsdp_file_info info;
     const fsdp_convert_opts *opts = &job->opts;
     bool has_own_names = opts->select.rename_count == 0 && !opts->map;
-    if (has_own_names && job->format->caps.checks_config && job->from->source &&
-        job->io->ops->info(job->io, job->from->path, &info) >= 0 &&
-        info.kind == FSDP_FILE_DIRECTORY)
-        *text_out = fsdp_config_find(job->io, NULL, job->from->path, size_out, path_out, NULL);
-    return FSDP_OK;
+    if (job->format->caps.for_loaders)
+        return job->copies.config;
+    return has_own_names && job->format->caps.checks_config && job->from->source &&
+                   job->io->ops->info(job->io, job->from->path, &info) >= 0 &&
+                   info.kind == FSDP_FILE_DIRECTORY && job->config.path
+               ? &job->config
+               : NULL;
 }
 
 fsdp_status fsdp_convert_check_names(convert_job *job, fsdp_export_report *report_out,
                                      fsdp_error *err)
 {
-    fsdp_export_check check = {.from = job->from->path,
+    const bool is_copied = job->format->caps.for_loaders;
+    fsdp_export_check check = {.config = find_config(job),
+                               .is_dequantized = is_copied && job->opts.dequant,
+                               .is_untied = is_copied && job->copies.unties,
+                               .weights = job->opts.copy_from,
+                               .access = job->opts.open.access,
+                               .memory =
+                                   job->opts.memory > 0 ? job->opts.memory : FSDP_MEMORY_DEFAULT,
+                               .from = job->from->path,
                                .sd = job->sd,
                                .allow_missing = job->opts.open.allow_missing,
                                .ties = job->ties.items,
-                               .tie_count = job->ties.count};
-    char *text = NULL, *path = NULL;
+                               .tie_count = job->ties.count,
+                               .may_be_unnamed = !is_copied};
     *report_out = job->seen;
     job->seen = (fsdp_export_report){0};
     bool is_whole = asks_for_model(job) && job->opts.select.only != FSDP_ONLY_ALL;
-    if (report_out->model[0] || !is_whole || is_adapter(job->from, job->sd))
+    if (report_out->model[0] || !is_whole || !check.config || is_adapter(job->from, job->sd))
         return FSDP_OK;
-    fsdp_status st = find_config(job, &text, &check.size, &path, err);
-    check.text = text;
-    check.config = path;
-    check.weights = job->opts.copy_from;
-    check.access = job->opts.open.access;
-    check.memory = job->opts.memory > 0 ? job->opts.memory : FSDP_MEMORY_DEFAULT;
-    check.may_be_unnamed = !job->format->caps.for_loaders;
-    if (st == FSDP_OK && text)
-        st = fsdp_export_compare(&check, report_out, err);
-    fsdp_free(path);
-    fsdp_free(text);
-    return st;
+    check.config_path =
+        is_copied ? fsdp_copies_config_path(&job->copies) : fsdp_config_name(check.config);
+    return fsdp_export_compare(&check, report_out, err);
 }

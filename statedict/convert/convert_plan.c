@@ -99,8 +99,8 @@ static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection
                                .under = job->opts.select.under};
     fsdp_tie_rules rules = {.opts = &job->opts,
                             .target = job->format,
-                            .config = job->copies.config.tied,
-                            .class_name = job->model_kind.class_name,
+                            .config = job->copies.tied,
+                            .class_name = job->config.kind.class_name,
                             .to = job->to};
     FSDP_TRY(fsdp_ties_drop(job->from, &rules, selection, &job->ties, err));
     FSDP_TRY(fsdp_relayout(job->from->manifest.sd, &opts, selection, &job->sd, &job->source, err));
@@ -218,8 +218,13 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
         FSDP_TRY(fsdp_checkpoint_carry_values(source, job->format->caps.classes, err));
     FSDP_TRY(find_copy_from(job, err));
     FSDP_TRY(fsdp_convert_derive(job, source, err));
-    const fsdp_copies_places places = {job->from->path, job->to, job->from->manifest.sd,
-                                       job->made_config, job->unties};
+    const bool is_made = job->config.text && !job->config.path;
+    const fsdp_copies_places places = {job->from->path,
+                                       job->to,
+                                       job->from->manifest.sd,
+                                       &job->config,
+                                       is_made && job->facts.is_mapped,
+                                       job->unties};
     FSDP_TRY(fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err));
     FSDP_TRY(fsdp_convert_fit_names(job, err));
     FSDP_TRY(describe_target(job, plan, err));

@@ -19,8 +19,7 @@
 /* The stages share what they find about the model. */
 typedef struct convert_stages {
     convert_job *job;
-    char *config, *config_path; /* config.json; the path is NULL for one that was made */
-    size_t config_size;
+    const fsdp_config_file *config; /* NULL: there is none */
     fsdp_map_request request;
     fsdp_map_sides sides;
     size_t
@@ -50,7 +49,7 @@ static fsdp_status name_optim(convert_stages *stages, fsdp_checkpoint **from,
         return FSDP_OK;
     const fsdp_numbered_opts opts = {
         .known = {.paths = true,
-                  .model_type = job->model_kind.type[0] ? job->model_kind.type : NULL},
+                  .model_type = job->config.kind.type[0] ? job->config.kind.type : NULL},
         .keeps_order = source.keeps_order,
         .may_stay = source.keeps_order && !stages->config};
     return fsdp_name_numbered(&opts, from, &stages->job->facts.optim_named, err);
@@ -77,9 +76,7 @@ static fsdp_status dequantize(convert_stages *stages, fsdp_checkpoint **from,
                               char text[FSDP_STAGE_TEXT], fsdp_error *err)
 {
     const char *dtype = stages->job->opts.dequant;
-    fsdp_dequant_opts opts = {.config = stages->config,
-                              .config_size = stages->config_size,
-                              .config_path = stages->config_path};
+    fsdp_dequant_opts opts = {.config = stages->config};
     fsdp_dequant_report report = {0};
     if (!dtype)
         return FSDP_OK;
@@ -230,14 +227,12 @@ static fsdp_status add_tied_names(convert_stages *stages, fsdp_checkpoint **from
                                   char text[FSDP_STAGE_TEXT], fsdp_error *err)
 {
     convert_job *job = stages->job;
-    fsdp_model_config says = {.tied = -1};
     (void)text;
     if (!job->format->caps.all_names || !stages->config || job->unties ||
-        job->opts.tied != FSDP_TIED_KEEP ||
-        fsdp_model_config_read(stages->config, stages->config_size, "config.json", &says, NULL) !=
-            FSDP_OK)
+        job->opts.tied != FSDP_TIED_KEEP || fsdp_config_check(stages->config, NULL) != FSDP_OK)
         return FSDP_OK;
-    const fsdp_tied_model model = {.class_name = job->model_kind.class_name, .says = says.tied};
+    const fsdp_tied_model model = {.class_name = job->config.kind.class_name,
+                                   .says = fsdp_config_says_tied(stages->config)};
     return fsdp_add_tied_names(&model, from, &job->added, err);
 }
 
@@ -266,50 +261,39 @@ static fsdp_status run_stages(convert_stages *stages, fsdp_checkpoint **from, fs
 }
 
 /* A source without a config.json may have its numbers elsewhere. */
-static fsdp_status find_config(convert_stages *stages, const fsdp_checkpoint *from, bool *made_out,
-                               fsdp_error *err)
+static fsdp_status find_config(convert_stages *stages, const fsdp_checkpoint *from, fsdp_error *err)
 {
-    const convert_job *job = stages->job;
+    convert_job *job = stages->job;
     fsdp_error why = {0};
-    stages->config = fsdp_config_find(job->io, job->opts.copy_from, from->path,
-                                      &stages->config_size, &stages->config_path, &why);
+    fsdp_config_find(job->io, job->opts.copy_from, from->path, &job->config, &why);
     if (why.status == FSDP_ERR_REFUSED) { /* it says what the tensors are */
         if (err)
             *err = why;
         return FSDP_ERR_REFUSED;
     }
     const fsdp_map_request request = {.io = job->io, .opts = &job->opts, .target = job->format};
-    if (!stages->config)
-        FSDP_TRY(fsdp_map_make_config(&request, from, &stages->config, &stages->config_size, err));
-    *made_out = stages->config && !stages->config_path;
+    if (!job->config.text)
+        FSDP_TRY(fsdp_map_make_config(&request, from, &job->config, err));
+    /* One that is not JSON is no reason to refuse the weights: nothing is known then. */
+    if (job->config.error.status == FSDP_ERR_LIMIT)
+        return fsdp_config_check(&job->config, err);
+    stages->config = job->config.text ? &job->config : NULL;
     return FSDP_OK;
 }
 
 fsdp_status fsdp_convert_derive(convert_job *job, fsdp_checkpoint *source, fsdp_error *err)
 {
     convert_stages stages = {.job = job};
-    bool is_made = false;
     fsdp_checkpoint *from = source;
-    fsdp_status st = find_config(&stages, from, &is_made, err);
-    /* A config.json that cannot be read is no reason to refuse the weights: nothing is known then. */
-    if (stages.config && fsdp_model_kind_read(stages.config, stages.config_size, "config.json",
-                                              &job->model_kind, NULL) != FSDP_OK)
-        job->model_kind = (fsdp_model_kind){0};
+    fsdp_status st = find_config(&stages, from, err);
     stages.request = (fsdp_map_request){.io = job->io,
                                         .opts = &job->opts,
                                         .config = stages.config,
-                                        .config_path = stages.config_path,
-                                        .config_size = stages.config_size,
                                         .target = job->format,
                                         .see_model = fsdp_convert_see_model,
                                         .context = job};
     if (st == FSDP_OK)
         st = run_stages(&stages, &from, err);
     job->from = from;
-    fsdp_free(stages.config_path);
-    if (is_made && job->facts.is_mapped)
-        job->made_config = stages.config;
-    else
-        fsdp_free(stages.config);
     return st;
 }

@@ -247,29 +247,38 @@ static fsdp_status add_files(fsdp_copies *copies, fsdp_io *io, const fsdp_conver
     return st;
 }
 
-fsdp_status fsdp_copies_config(const fsdp_copies *copies, char **text_out, size_t *size_out,
-                               const char **path_out, fsdp_error *err)
+static fsdp_status read_own(fsdp_copies *copies, const fsdp_copied_file *file, fsdp_error *err)
 {
-    const fsdp_copied_file *file = find_config(copies);
-    *text_out = NULL;
-    if (!file)
-        return FSDP_OK;
-    *path_out = path_of(copies, file);
-    return read_whole(copies, file, text_out, size_out, err);
-}
-
-static fsdp_status read_config(fsdp_copies *copies, fsdp_error *err)
-{
-    const char *path;
     char *text;
     size_t size;
-    fsdp_status st = fsdp_copies_config(copies, &text, &size, &path, err);
-    if (st == FSDP_OK && text)
-        st = fsdp_model_config_read(text, size, path, &copies->config, err);
-    if (copies->unties)
-        copies->config.tied = 0;
+    FSDP_TRY(read_whole(copies, file, &text, &size, err));
+    fsdp_config_release(&copies->own);
+    (void)fsdp_config_parse(text, size, path_of(copies, file), &copies->own, NULL);
+    copies->config = &copies->own;
     fsdp_free(text);
-    return st;
+    return FSDP_OK;
+}
+
+const char *fsdp_copies_config_path(const fsdp_copies *copies)
+{
+    return path_of(copies, find_config(copies));
+}
+
+/* The conversion has read config.json, unless a trainer carries one in the checkpoint. */
+static fsdp_status read_config(fsdp_copies *copies, fsdp_error *err)
+{
+    const fsdp_copied_file *file = find_config(copies);
+    const char *path = file ? path_of(copies, file) : NULL, *known = copies->known->path;
+    const bool is_carried = file && file->number == CARRIED;
+    copies->config = NULL;
+    if (file && (is_carried ? copies->copies_made : known && strcmp(known, path) == 0))
+        copies->config = copies->known;
+    else if (file)
+        FSDP_TRY(read_own(copies, file, err));
+    if (copies->config && !copies->config->is_object)
+        FSDP_TRY(fsdp_config_check(copies->config, err));
+    copies->tied = copies->unties ? 0 : copies->config ? fsdp_config_says_tied(copies->config) : -1;
+    return FSDP_OK;
 }
 
 /* Its length stays the same when the hashes are filled in. */
@@ -327,9 +336,9 @@ static fsdp_status carry_files(fsdp_copies *copies, const fsdp_copies_places *pl
                                            {"train.generation_config", "generation_config.json"},
                                            {"train.tokenizer", "tokenizer.json"},
                                            {"train.tokenizer_config", "tokenizer_config.json"}};
-    const char *made = places->made_config;
+    const fsdp_config_file *made = places->copies_made ? places->config : NULL;
     if (made)
-        FSDP_TRY(carry_text(copies, made, strlen(made), "config.json", err));
+        FSDP_TRY(carry_text(copies, made->text, made->size, "config.json", err));
     for (size_t i = made ? 1 : 0; i < sizeof names / sizeof *names; i++) {
         const fsdp_value *value = find_value(places->sd, names[i][0]);
         if (value)
@@ -354,7 +363,8 @@ static fsdp_status add_beside(fsdp_io *io, const fsdp_convert_opts *opts, const 
     fsdp_notice(&opts->watch, "what lies beside the weights in '%s' cannot be copied: %s", dir,
                 why.text);
     copies->count = carried;
-    copies->config = (fsdp_model_config){.tied = -1};
+    copies->config = NULL;
+    copies->tied = -1;
     return carried > 0 ? read_config(copies, err) : FSDP_OK;
 }
 
@@ -366,7 +376,7 @@ static fsdp_status copy_from_source(fsdp_io *io, const fsdp_convert_opts *opts,
 {
     char *dir = NULL;
     FSDP_TRY(carry_files(copies, places, err));
-    if (copies->count > 0 && !places->made_config)
+    if (copies->count > 0 && !places->copies_made)
         return FSDP_OK;
     FSDP_TRY(fsdp_framework_config(io, places->from, &dir, err));
     fsdp_status st = dir && !fsdp_paths_are_same(io, dir, places->to)
@@ -382,7 +392,9 @@ fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts,
     const char *dir = opts->copy_from;
     bool takes_files = opts->format && fsdp_format_to(opts->format)->caps.copies_files;
     *copies = (fsdp_copies){.carrier = places->from,
-                            .config = {.tied = -1},
+                            .tied = -1,
+                            .known = places->config,
+                            .copies_made = places->copies_made,
                             .unties = places->unties,
                             .has_adapter = fsdp_sd_has_adapter(places->sd)};
     if (!dir && opts->copy_code)
@@ -408,6 +420,7 @@ void fsdp_copies_release(fsdp_copies *copies)
     fsdp_free(copies->files);
     fsdp_text_release(&copies->record);
     fsdp_arena_release(&copies->arena);
+    fsdp_config_release(&copies->own);
     fsdp_source_close(copies->source);
     *copies = (fsdp_copies){0};
 }
@@ -425,14 +438,14 @@ static fsdp_status check_tied(const fsdp_copies *copies, const fsdp_convert_opts
                               const fsdp_ties *ties, fsdp_error *err)
 {
     char one[160], other[160];
-    if (copies->config.tied == 1 && opts->tied != FSDP_TIED_KEEP && embedding && head)
+    if (copies->tied == 1 && opts->tied != FSDP_TIED_KEEP && embedding && head)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' says tie_word_embeddings true, but '%s' is not equal to '%s'; "
                          "--tied keep writes both nevertheless",
                          path_of(copies, find_config(copies)),
                          shown(head->name, head->name_size, one),
                          shown(embedding->name, embedding->name_size, other));
-    for (size_t i = 0; copies->config.tied == 0 && i < ties->count; i++) {
+    for (size_t i = 0; copies->tied == 0 && i < ties->count; i++) {
         const fsdp_convert_tie *tie = &ties->items[i];
         if (fsdp_name_is_head(tie->dropped, tie->dropped_size))
             return fsdp_fail(err, FSDP_ERR_USAGE,

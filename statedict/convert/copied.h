@@ -17,6 +17,7 @@
 #include "formats/target.h"
 #include "statedict/convert/model_config.h"
 #include "statedict/convert/ties.h"
+#include "statedict/models/config.h"
 #include <fsdp/convert.h>
 
 typedef struct fsdp_copied_file fsdp_copied_file;
@@ -27,7 +28,11 @@ typedef struct fsdp_copies {
     fsdp_arena arena;
     fsdp_copied_file *files;
     size_t count, room;
-    fsdp_model_config config;
+    const fsdp_config_file *known;     /* the config.json of the conversion; borrowed */
+    const fsdp_config_file *config;    /* that of the copies: the one above, or own; NULL: it is not among them */
+    fsdp_config_file own;
+    bool copies_made;          /* known was made of the source, and is copied */
+    int tied;                  /* tie_word_embeddings of it: 1, 0, or -1: it is not there */
     bool unties;               /* config.json says that embeddings are not tied, whatever it said before */
     bool has_adapter;          /* the result is an adapter: its settings go along with it, and only with it */
     fsdp_text record;          /* {"name": hash}; the hashes are zero before write */
@@ -40,7 +45,8 @@ bool fsdp_copied_name(const char *name, bool with_code);
 typedef struct fsdp_copies_places {
     const char *from, *to;
     const fsdp_sd *sd;         /* of the source */
-    const char *made_config;   /* a config.json that was made of it, or NULL */
+    const fsdp_config_file *config;
+    bool copies_made;          /* config was made of the source, and goes along */
     bool unties;               /* an adapter made an output of its own */
 } fsdp_copies_places;
 /* Lists the files of opts->copy_from; where that is NULL and the format is hf, the files that the source
@@ -60,10 +66,8 @@ typedef struct fsdp_copies_beside {
 fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
                             const fsdp_copies_beside *beside, fsdp_error *err);
 
-/* The text of config.json, edited if fit was called; *text_out is NULL when it is not among the copies. The
- * caller frees the text. */
-fsdp_status fsdp_copies_config(const fsdp_copies *copies, char **text_out, size_t *size_out,
-                               const char **path_out, fsdp_error *err);
+/* Returns the path of config.json, or of the checkpoint that carries it, for messages; it is among the copies. */
+const char *fsdp_copies_config_path(const fsdp_copies *copies);
 int64_t fsdp_copies_bytes(const fsdp_copies *copies);
 const char *fsdp_copies_record(const fsdp_copies *copies);     /* NULL: nothing is copied */
 /* Writes the copies into the directory, and replaces files of their names. */

@@ -1,4 +1,4 @@
-/* Reading and editing config.json: see model_config.h. */
+/* Edits of config.json: see model_config.h. */
 #include "statedict/convert/model_config.h"
 
 #include "base/data/json.h"
@@ -18,9 +18,9 @@ typedef struct config_cut {
 
 typedef struct config_walk {
     fsdp_json json;
-    fsdp_model_config config, inner; /* inner: of text_config */
-    const fsdp_config_edits *edits;  /* NULL: the text is only read */
-    const char *first_key;           /* of the whole text, or NULL */
+    const fsdp_config_edits *edits;
+    const char *first_key; /* of the whole text, or NULL */
+    bool says_tied;        /* it has tie_word_embeddings, or its text_config has */
     config_cut *cuts;
     size_t cut_count, cut_room;
     char was[32];
@@ -57,8 +57,8 @@ static fsdp_status add_cut(config_walk *walk, config_cut cut, fsdp_error *err)
 /* The member is added before the first one, which no cut removes then. */
 static bool lacks_tied(const config_walk *walk)
 {
-    return walk->edits->untied && walk->config.tied < 0 && walk->inner.tied < 0 &&
-           walk->first_key && (walk->cut_count == 0 || walk->cuts[0].from >= walk->first_key);
+    return walk->edits->untied && !walk->says_tied && walk->first_key &&
+           (walk->cut_count == 0 || walk->cuts[0].from >= walk->first_key);
 }
 
 static fsdp_status apply_cuts(const config_walk *walk, fsdp_text *out, fsdp_error *err)
@@ -123,7 +123,7 @@ static fsdp_status read_dtype(config_walk *walk, fsdp_error *err)
         return walk_value(walk, ELSEWHERE, err);
     const char *from = walk->json.at;
     FSDP_TRY(fsdp_json_string(&walk->json, &data, &size, err));
-    const char *wanted = walk->edits ? walk->edits->dtype : NULL;
+    const char *wanted = walk->edits->dtype;
     if (!wanted || fsdp_bytes_are(data, size, wanted))
         return FSDP_OK;
     if (!walk->was[0])
@@ -131,34 +131,29 @@ static fsdp_status read_dtype(config_walk *walk, fsdp_error *err)
     return add_cut(walk, (config_cut){from, walk->json.at, TO_DTYPE}, err);
 }
 
-static fsdp_status read_tied(config_walk *walk, fsdp_model_config *config, fsdp_error *err)
+static fsdp_status read_tied(config_walk *walk, fsdp_error *err)
 {
     bool value;
     if (fsdp_json_peek(&walk->json) != FSDP_JSON_BOOL)
         return walk_value(walk, ELSEWHERE, err);
     const char *from = walk->json.at;
     FSDP_TRY(fsdp_json_bool(&walk->json, &value, err));
-    config->tied = value;
-    return value && walk->edits && walk->edits->untied
+    walk->says_tied = true;
+    return value && walk->edits->untied
                ? add_cut(walk, (config_cut){from, walk->json.at, TO_FALSE}, err)
                : FSDP_OK;
 }
 
-/* Reads the members with a meaning here; two of one name are an error, because they may disagree. */
 static fsdp_status walk_member(config_walk *walk, config_place place, const char *key, size_t size,
-                               unsigned *seen, fsdp_error *err)
+                               fsdp_error *err)
 {
-    static const char *const names[] = {"dtype", "torch_dtype", "tie_word_embeddings"};
-    fsdp_model_config *config = place == IN_TEXT_CONFIG ? &walk->inner : &walk->config;
-    int which = 0;
-    while (which < 3 && !fsdp_bytes_are(key, size, names[which]))
-        which++;
-    if (which == 3 || place == ELSEWHERE || (place == IN_OTHER_CONFIG && which > 1))
-        return walk_value(walk, place_below(place, key, size), err);
-    if (*seen & 1U << which)
-        return fsdp_json_fail(&walk->json, err, "'%s' appears twice", names[which]);
-    *seen |= 1U << which;
-    return which < 2 ? read_dtype(walk, err) : read_tied(walk, config, err);
+    if (place != ELSEWHERE &&
+        (fsdp_bytes_are(key, size, "dtype") || fsdp_bytes_are(key, size, "torch_dtype")))
+        return read_dtype(walk, err);
+    if ((place == AT_TOP || place == IN_TEXT_CONFIG) &&
+        fsdp_bytes_are(key, size, "tie_word_embeddings"))
+        return read_tied(walk, err);
+    return walk_value(walk, place_below(place, key, size), err);
 }
 
 /* --- values ----------------------------------------------------------------------------------- */
@@ -172,14 +167,13 @@ static const char *start_of_key(const char *at, const char *end)
 
 static bool is_removed(const fsdp_config_edits *edits, const char *key, size_t size)
 {
-    return edits && ((edits->no_code && fsdp_bytes_are(key, size, "auto_map")) ||
-                     (edits->no_quantization && fsdp_bytes_are(key, size, "quantization_config")));
+    return (edits->no_code && fsdp_bytes_are(key, size, "auto_map")) ||
+           (edits->no_quantization && fsdp_bytes_are(key, size, "quantization_config"));
 }
 
 static fsdp_status walk_object(config_walk *walk, config_place place, fsdp_error *err)
 {
     fsdp_json *json = &walk->json;
-    unsigned seen = 0;
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (const char *kept_end = json->at;;) {
         const char *key, *before = json->at;
@@ -192,7 +186,7 @@ static fsdp_status walk_object(config_walk *walk, config_place place, fsdp_error
             walk->first_key = start_of_key(before, json->end);
         bool goes = is_removed(walk->edits, key, size);
         FSDP_TRY(goes ? walk_value(walk, ELSEWHERE, err)
-                      : walk_member(walk, place, key, size, &seen, err));
+                      : walk_member(walk, place, key, size, err));
         if (goes)
             FSDP_TRY(cut_member(walk, start_of_key(before, json->end), kept_end, err));
         else
@@ -230,24 +224,11 @@ static fsdp_status walk_value(config_walk *walk, config_place place, fsdp_error 
 static fsdp_status walk_text(config_walk *walk, const char *text, size_t size, const char *path,
                              fsdp_error *err)
 {
-    walk->config = walk->inner = (fsdp_model_config){.tied = -1};
     fsdp_json_init(&walk->json, text, size, path);
     if (fsdp_json_peek(&walk->json) != FSDP_JSON_OBJECT)
         return fsdp_json_fail(&walk->json, err, "a JSON object was expected");
     FSDP_TRY(walk_value(walk, AT_TOP, err));
     return fsdp_json_finish(&walk->json, err);
-}
-
-fsdp_status fsdp_model_config_read(const char *text, size_t size, const char *path,
-                                   fsdp_model_config *config_out, fsdp_error *err)
-{
-    config_walk walk = {0};
-    fsdp_status st = walk_text(&walk, text, size, path, err);
-    *config_out = walk.config;
-    if (config_out->tied < 0)
-        config_out->tied = walk.inner.tied;
-    fsdp_json_release(&walk.json);
-    return st;
 }
 
 fsdp_status fsdp_model_config_edit(const char *text, size_t size, const char *path,

@@ -1,22 +1,12 @@
 /*
- * config.json and similar files next to the weights of a model: reads the members about tensors, and edits
- * those that would be wrong for the result. All other bytes of the text stay.
+ * config.json and similar files next to the weights of a model: edits members that would be wrong for the
+ * result. All other bytes of the text stay.
  */
 #ifndef FSDP_MODEL_CONFIG_H
 #define FSDP_MODEL_CONFIG_H
 
 #include "base/text.h"
 #include <stdbool.h>
-
-/* Members of config.json or, if it lacks them, of its "text_config". */
-typedef struct fsdp_model_config {
-    int tied;                  /* tie_word_embeddings: 1, 0, or -1: missing */
-} fsdp_model_config;
-
-/* FSDP_ERR_DAMAGED, with the place, for a text that is not a JSON object or has one of these members
- * twice. */
-fsdp_status fsdp_model_config_read(const char *text, size_t size, const char *path,
-                                   fsdp_model_config *config_out, fsdp_error *err);
 
 typedef struct fsdp_config_edits {
     const char *dtype;         /* the new "dtype" and "torch_dtype", where they are strings, also in members
@@ -30,6 +20,7 @@ typedef struct fsdp_edited_config {
     fsdp_text text;            /* the edited text, empty without edits; the caller releases it */
     char was[32];              /* the first dtype that was replaced, or "" */
 } fsdp_edited_config;
+/* FSDP_ERR_DAMAGED, with the position, for a text that is not a JSON object. */
 fsdp_status fsdp_model_config_edit(const char *text, size_t size, const char *path,
                                    const fsdp_config_edits *edits, fsdp_edited_config *out,
                                    fsdp_error *err);

@@ -1,6 +1,5 @@
 /* Dequantizes the weights of a model: see dequant.h. */
 #include "statedict/derive/dequant.h"
-#include "base/data/json.h"
 #include "base/text.h"
 #include "statedict/derive/derived_checkpoint.h"
 #include "statedict/derive/derived_scaled.h"
@@ -26,96 +25,60 @@ typedef struct fsdp_quant_blocks {
 
 static const char whole_size[] = "weight_block_size", group_size[] = "block_structure";
 
-/* "[128, 128]" */
-static fsdp_status read_pair(fsdp_json *json, int64_t pair[2], fsdp_error *err)
+/* "[128, 128]"; FSDP_ERR_USAGE where another member has another size. */
+static fsdp_status read_size(const fsdp_value *value, const char *member, const char *path,
+                             fsdp_quant_blocks *blocks, fsdp_error *err)
 {
-    bool more = true;
-    int count = 0;
-    FSDP_TRY(fsdp_json_enter_array(json, err));
-    for (;; count++) {
-        FSDP_TRY(fsdp_json_next_item(json, &more, err));
-        if (!more || count == 2)
-            break;
-        FSDP_TRY(fsdp_json_i64(json, &pair[count], err));
-    }
-    return !more && count == 2 && pair[0] > 0 && pair[1] > 0
-               ? FSDP_OK
-               : fsdp_json_fail(json, err, "the size of blocks is no pair of positive numbers");
-}
-
-static fsdp_status read_size(fsdp_json *json, const char *member, fsdp_quant_blocks *blocks,
-                             fsdp_error *err)
-{
-    int64_t pair[2];
-    if (fsdp_json_peek(json) == FSDP_JSON_NULL) {
-        blocks->is_none = blocks->is_none || member == whole_size;
-        return fsdp_json_null(json, err);
-    }
-    FSDP_TRY(read_pair(json, pair, err));
+    int64_t pair[2] = {0};
+    for (size_t i = 0; value->kind == FSDP_VALUE_LIST && i < 2 && i < value->as.list.count; i++)
+        if (value->as.list.items[i].kind == FSDP_VALUE_I64)
+            pair[i] = value->as.list.items[i].as.i64;
+    if (value->kind != FSDP_VALUE_LIST || value->as.list.count != 2 || pair[0] < 1 || pair[1] < 1)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s': %s is not a pair of positive numbers, the size of blocks", path,
+                         member);
     if (blocks->is_given && (pair[0] != blocks->size[0] || pair[1] != blocks->size[1]))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' has blocks of %" PRId64 " x %" PRId64 " and of %" PRId64
                          " x %" PRId64 ", and --dequant takes one size",
-                         json->name, blocks->size[0], blocks->size[1], pair[0], pair[1]);
+                         path, blocks->size[0], blocks->size[1], pair[0], pair[1]);
     *blocks = (fsdp_quant_blocks){.size = {pair[0], pair[1]}, .is_given = true, .member = member};
     return FSDP_OK;
 }
 
 /* Groups of compressed-tensors have their sizes some levels below. */
-static fsdp_status read_quantization(fsdp_json *json, fsdp_quant_blocks *blocks, fsdp_error *err)
+static fsdp_status read_quantization(const fsdp_value *object, const char *path,
+                                     fsdp_quant_blocks *blocks, fsdp_error *err)
 {
-    const char *key;
-    size_t size;
-    bool more;
-    FSDP_TRY(fsdp_json_enter_object(json, err));
-    for (;;) {
-        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
-        if (!more)
-            return FSDP_OK;
-        const char *member = fsdp_bytes_are(key, size, whole_size)   ? whole_size
-                             : fsdp_bytes_are(key, size, group_size) ? group_size
-                                                                     : NULL;
-        if (member)
-            FSDP_TRY(read_size(json, member, blocks, err));
-        else if (fsdp_json_peek(json) == FSDP_JSON_OBJECT)
-            FSDP_TRY(read_quantization(json, blocks, err));
-        else
-            FSDP_TRY(fsdp_json_skip(json, err));
+    for (size_t i = 0; i < object->as.list.count; i += 2) {
+        const fsdp_value *key = &object->as.list.items[i], *value = key + 1;
+        const char *member =
+            fsdp_bytes_are(key->as.bytes.data, key->as.bytes.size, whole_size)   ? whole_size
+            : fsdp_bytes_are(key->as.bytes.data, key->as.bytes.size, group_size) ? group_size
+                                                                                 : NULL;
+        if (member && value->kind == FSDP_VALUE_NULL)
+            blocks->is_none |= member == whole_size;
+        else if (member)
+            FSDP_TRY(read_size(value, member, path, blocks, err));
+        else if (value->kind == FSDP_VALUE_DICT)
+            FSDP_TRY(read_quantization(value, path, blocks, err));
     }
+    return FSDP_OK;
 }
 
-/* The model itself, or its part for text. */
-static fsdp_status read_model(fsdp_json *json, bool is_part, fsdp_quant_blocks *blocks,
-                              fsdp_error *err)
+/* FSDP_ERR_DAMAGED: the size is not a pair of positive numbers; FSDP_ERR_USAGE: there are several sizes. */
+static fsdp_status read_blocks(const fsdp_config_file *config, fsdp_quant_blocks *blocks,
+                               fsdp_error *err)
 {
-    const char *key;
-    size_t size;
-    bool more;
-    FSDP_TRY(fsdp_json_enter_object(json, err));
-    for (;;) {
-        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
-        if (!more)
-            return FSDP_OK;
-        bool is_object = fsdp_json_peek(json) == FSDP_JSON_OBJECT;
-        if (is_object && fsdp_bytes_are(key, size, "quantization_config"))
-            FSDP_TRY(read_quantization(json, blocks, err));
-        else if (is_object && !is_part && fsdp_bytes_are(key, size, "text_config"))
-            FSDP_TRY(read_model(json, true, blocks, err));
-        else
-            FSDP_TRY(fsdp_json_skip(json, err));
+    FSDP_TRY(fsdp_config_check(config, err));
+    /* the model itself, and its part for text */
+    const fsdp_value *models[] = {&config->json, fsdp_config_at(&config->json, "text_config")};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        const fsdp_value *object = fsdp_config_at(models[i], "quantization_config");
+        if (object && object->kind == FSDP_VALUE_DICT)
+            FSDP_TRY(read_quantization(object, fsdp_config_name(config), blocks, err));
     }
-}
-
-/* FSDP_ERR_DAMAGED: the size is no pair of positive numbers; FSDP_ERR_USAGE: there are several sizes. */
-static fsdp_status quant_blocks_read(const char *text, size_t size, const char *path,
-                                     fsdp_quant_blocks *blocks_out, fsdp_error *err)
-{
-    fsdp_json json;
-    *blocks_out = (fsdp_quant_blocks){.is_given = false};
-    fsdp_json_init(&json, text, size, path ? path : "config.json");
-    fsdp_status st = read_model(&json, false, blocks_out, err);
-    fsdp_json_release(&json);
-    return st;
+    return FSDP_OK;
 }
 
 /* === weights ================================================================================== */
@@ -386,10 +349,10 @@ fsdp_status fsdp_dequantize(const fsdp_dequant_opts *opts, fsdp_checkpoint **che
     dequant_job job = {.opts = opts, .base = *checkpoint, .sd = (*checkpoint)->manifest.sd};
     *checkpoint = NULL;
     FSDP_TRY(fsdp_derivation_begin(job.base, &job.derivation, err));
-    fsdp_status st = fsdp_derivation_note_file(job.derivation, opts->config_path, err);
+    const char *path = opts->config ? opts->config->path : NULL;
+    fsdp_status st = fsdp_derivation_note_file(job.derivation, path, err);
     if (st == FSDP_OK && opts->config)
-        st =
-            quant_blocks_read(opts->config, opts->config_size, opts->config_path, &job.blocks, err);
+        st = read_blocks(opts->config, &job.blocks, err);
     for (size_t i = 0; i < fsdp_sd_count(job.sd) && st == FSDP_OK; i++)
         st = add_entry(&job, i, err);
     if (st == FSDP_OK && job.report.weights == 0)

@@ -3,6 +3,7 @@
 #define FSDP_DEQUANT_H
 
 #include "statedict/checkpoint/checkpoint_internal.h"
+#include "statedict/models/config.h"
 
 typedef struct fsdp_dequant_report {
     int64_t weights;           /* that were dequantized */
@@ -11,10 +12,7 @@ typedef struct fsdp_dequant_report {
 
 typedef struct fsdp_dequant_opts {
     fsdp_dtype dtype;          /* of the result: a floating type */
-    const char *config;        /* the text of config.json, whose quantization_config may have the size of
-                                * blocks; NULL: none */
-    const char *config_path;
-    size_t config_size;
+    const fsdp_config_file *config;    /* its quantization_config may have the size of blocks; NULL: none */
 } fsdp_dequant_opts;
 
 /*

@@ -236,12 +236,12 @@ static fsdp_status create(const char *path, fsdp_expect **expect_out, fsdp_error
     return fsdp_fail_memory(err, path);
 }
 
-fsdp_status fsdp_expect_config(const char *text, size_t size, const char *path,
-                               fsdp_expect **expect_out, fsdp_error *err)
+fsdp_status fsdp_expect_config(const fsdp_config_file *file, fsdp_expect **expect_out,
+                               fsdp_error *err)
 {
     fsdp_expect *expect;
-    FSDP_TRY(create(path, &expect, err));
-    fsdp_status st = fsdp_config_read(text, size, expect->path, &expect->config, err);
+    FSDP_TRY(create(fsdp_config_name(file), &expect, err));
+    fsdp_status st = fsdp_config_read(file, &expect->config, err);
     if (st == FSDP_OK)
         st = bound(expect, err);
     if (st != FSDP_OK) {

@@ -16,16 +16,16 @@
 #ifndef FSDP_EXPECT_H
 #define FSDP_EXPECT_H
 
+#include "statedict/models/config.h"
 #include <fsdp/sd.h>
 
 typedef struct fsdp_expect fsdp_expect;
 
 enum { FSDP_EXPECT_MOST = 1 << 18 };
 
-/* Reads the text of config.json; path is for messages. FSDP_ERR_USAGE: no description has this
- * architecture, or a member makes no sense; FSDP_ERR_DAMAGED: no JSON. */
-fsdp_status fsdp_expect_config(const char *text, size_t size, const char *path, fsdp_expect **expect_out,
-                               fsdp_error *err);
+/* Expects the tensors of a config.json, which is borrowed. FSDP_ERR_USAGE: no description has this
+ * architecture, or a member makes no sense; FSDP_ERR_DAMAGED: it is not JSON. */
+fsdp_status fsdp_expect_config(const fsdp_config_file *file, fsdp_expect **expect_out, fsdp_error *err);
 
 /* Expects the tensors of another checkpoint, which is borrowed. */
 typedef struct fsdp_expect_sd {

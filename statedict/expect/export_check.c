@@ -113,10 +113,10 @@ static const char *model_text(const export_job *job, char out[FSDP_ERROR_TEXT])
     const fsdp_export_check *check = job->check;
     if (job->wanted)
         snprintf(out, FSDP_ERROR_TEXT, "model of '%s'", check->weights);
-    else if (strcmp(check->config, check->from) == 0)
+    else if (strcmp(check->config_path, check->from) == 0)
         snprintf(out, FSDP_ERROR_TEXT, "%s of its own config", job->report->model);
     else
-        snprintf(out, FSDP_ERROR_TEXT, "%s of '%s'", job->report->model, check->config);
+        snprintf(out, FSDP_ERROR_TEXT, "%s of '%s'", job->report->model, check->config_path);
     return out;
 }
 
@@ -198,7 +198,11 @@ static fsdp_status compare_config(export_job *job, bool *is_known_out, fsdp_erro
 {
     const fsdp_export_check *check = job->check;
     fsdp_expect *expect = NULL;
-    fsdp_status st = fsdp_expect_config(check->text, check->size, check->config, &expect, err);
+    fsdp_config_file config = *check->config;
+    config.path = check->config_path;
+    config.kind.is_quantized = config.kind.is_quantized && !check->is_dequantized;
+    config.is_untied = check->is_untied;
+    fsdp_status st = fsdp_expect_config(&config, &expect, err);
     *is_known_out = st != FSDP_ERR_USAGE;
     if (st == FSDP_ERR_USAGE)
         return FSDP_OK;
@@ -220,24 +224,23 @@ static fsdp_status compare_weights(export_job *job, fsdp_error *err)
     const fsdp_hf_model_from open = {.path = check->weights};
     fsdp_hf_model wanted = {0};
     fsdp_expect *expect = NULL;
-    fsdp_model_kind kind;
-    fsdp_model_kind_find(fsdp_access_io(&check->access), check->weights, check->weights, &kind);
-    if (kind.is_quantized || fsdp_hf_model_open(&open, &opts, &wanted, NULL) != FSDP_OK) {
+    const fsdp_model_kind *kind = &check->config->kind;
+    if (kind->is_quantized || fsdp_hf_model_open(&open, &opts, &wanted, NULL) != FSDP_OK) {
         fsdp_hf_model_release(&wanted);
         return FSDP_OK;
     }
     const fsdp_expect_sd from = {.sd = wanted.sd,
                                  .path = check->weights,
-                                 .may_lack_head = kind.is_tied,
-                                 .layers = kind.layers,
-                                 .further_layers = kind.further_layers};
+                                 .may_lack_head = kind->is_tied,
+                                 .layers = kind->layers,
+                                 .further_layers = kind->further_layers};
     job->wanted = &wanted;
     fsdp_status st = fsdp_expect_from(&from, &expect, err);
     if (st == FSDP_OK)
         st = compare(job, expect, err);
     if (job->report->model[0])
         snprintf(job->report->model, sizeof job->report->model, "%s",
-                 kind.type[0] ? kind.type : "model");
+                 kind->type[0] ? kind->type : "model");
     job->wanted = NULL;
     fsdp_expect_free(expect);
     fsdp_hf_model_release(&wanted);

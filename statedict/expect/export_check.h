@@ -9,13 +9,14 @@
 #include <fsdp/convert.h>
 
 typedef struct fsdp_export_check {
-    const char *text;          /* of config.json */
-    size_t size;
-    const char *weights;       /* a directory of the model, which decides where the architecture is not known;
+    const struct fsdp_config_file *config;
+    bool is_dequantized;       /* its quantization_config goes */
+    bool is_untied;            /* its tie_word_embeddings becomes false */
+    const char *weights;       /* the directory of config, which decides where the architecture is not known;
                                 * NULL: none */
     fsdp_access access;        /* for it */
     int64_t memory;
-    const char *config, *from; /* paths, for messages */
+    const char *config_path, *from;    /* for messages */
     const fsdp_sd *sd;         /* what is written */
     const char *allow_missing; /* regex over names that may be missing; NULL: none */
     const fsdp_convert_tie *ties;      /* names that are left out for another one */

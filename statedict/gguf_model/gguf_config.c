@@ -37,7 +37,6 @@ typedef struct model_config {
     fsdp_rope window_rope; /* of layers with a window */
     gguf_number *numbers;
     size_t count;
-    fsdp_arena *arena;
 } model_config;
 
 /* Numbers that tensors tell, the first ones of every model: a default of transformers does not count. */
@@ -169,19 +168,19 @@ static fsdp_status check_kind(const model_config *config, const char *member, fs
 }
 
 /* Takes the members of config.json for formulas. */
-static fsdp_status take_members(model_config *config, fsdp_error *err)
+static fsdp_status take_members(model_config *config, const fsdp_config_file *file, fsdp_error *err)
 {
     const fsdp_gguf_names *gguf = &config->family->gguf;
     for (size_t i = 0; i < gguf->key_count; i++)
         FSDP_TRY(check_kind(config, gguf->keys[i].member, err));
-    config->formulas.architecture = config->family;
-    return fsdp_config_take(&config->formulas, err);
+    return fsdp_config_take(file, &config->formulas, err);
 }
 
 static fsdp_status read_numbers(model_config *config, fsdp_error *err)
 {
     const fsdp_gguf_names *gguf = &config->family->gguf;
-    config->numbers = fsdp_arena_alloc(config->arena, gguf->key_count, sizeof *config->numbers);
+    config->numbers =
+        fsdp_arena_alloc(&config->formulas.arena, gguf->key_count, sizeof *config->numbers);
     if (!config->numbers)
         return fsdp_fail_memory(err, config->path);
     for (size_t i = 0; i < gguf->key_count; i++) {
@@ -801,8 +800,6 @@ static fsdp_status make_pairs(model_config *config, const fsdp_gguf_model *model
                               fsdp_named_values *out, fsdp_gguf_tokens *tokens_out, fsdp_error *err)
 {
     const char *type = fsdp_config_word(config->json, "model_type");
-    FSDP_TRY(fsdp_architecture_find(config->arena, type ? type : "", type ? strlen(type) : 0,
-                                    &config->family, err));
     if (!config->family || !config->family->gguf.architecture)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' has the model type '%.64s', whose numbers are unknown; "
@@ -810,7 +807,7 @@ static fsdp_status make_pairs(model_config *config, const fsdp_gguf_model *model
                          config->path, type ? type : "");
     config->architecture = config->family->gguf.architecture;
     FSDP_TRY(read_ropes(config, err));
-    FSDP_TRY(take_members(config, err));
+    FSDP_TRY(take_members(config, model->config, err));
     FSDP_TRY(read_numbers(config, err));
     FSDP_TRY(compute_numbers(config, err));
     *tokens_out = (fsdp_gguf_tokens){.pre = config->family->gguf.pre};
@@ -827,13 +824,9 @@ static fsdp_status make_pairs(model_config *config, const fsdp_gguf_model *model
 fsdp_status fsdp_gguf_config(const fsdp_gguf_model *model, fsdp_named_values *out,
                              fsdp_gguf_tokens *tokens_out, fsdp_error *err)
 {
-    model_config config = {.path = model->config_path,
-                           .json = model->config,
-                           .formulas = {.json = *model->config,
-                                        .text = model->text,
-                                        .size = model->text_size,
-                                        .path = model->config_path},
-                           .arena = model->arena};
+    model_config config = {.path = fsdp_config_name(model->config),
+                           .json = &model->config->json,
+                           .family = model->config->architecture};
     fsdp_status st = make_pairs(&config, model, out, tokens_out, err);
     fsdp_arena_release(&config.formulas.arena);
     return st;

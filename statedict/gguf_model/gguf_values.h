@@ -17,6 +17,7 @@
 #include "base/core/mem.h"
 #include "base/io/io.h"
 #include "base/text.h"
+#include "statedict/models/config.h"
 #include <fsdp/sd.h>
 
 typedef struct fsdp_named_value {
@@ -39,11 +40,7 @@ fsdp_status fsdp_named_values_add_text(fsdp_named_values *values, const char *na
 
 /* A model's config.json, and the directory of its tokenizer, which names the model, too. */
 typedef struct fsdp_gguf_model {
-    const fsdp_value *config;  /* fsdp_config_parse of the text */
-    const char *text;
-    size_t text_size;
-    const char *config_path;
-    fsdp_arena *arena;         /* for the description of its family, which tokens_out borrows */
+    const fsdp_config_file *config;    /* has the description of its family, which tokens_out borrows */
     const char *directory;
     const fsdp_sd *sd;         /* its tensors under the names of GGUF, whose sizes count; NULL: not known */
     int64_t memory;            /* that its vocabulary may take, beside 32 MiB; 0: 256 MiB */

@@ -885,21 +885,21 @@ static fsdp_status like_check_values(fsdp_like_job *like, fsdp_error *err)
 /* The model that is asked for: config.json, or the weights of another checkpoint. */
 typedef struct like_wanted {
     fsdp_expect *expect;
-    fsdp_model_kind kind; /* of a directory */
+    fsdp_config_file config; /* of a directory, or what is asked for */
+    fsdp_error unread;       /* why the directory has none, if there is a file */
     fsdp_hf_model model;
 } like_wanted;
 
 /* --- the model that is asked for ---------------------------------------------------------------- */
 
-static fsdp_status read_config(fsdp_io *io, const char *path, fsdp_expect **expect_out,
-                               fsdp_error *err)
+static fsdp_status read_config(fsdp_io *io, const char *path, like_wanted *wanted, fsdp_error *err)
 {
     char *text = NULL;
     size_t size;
     FSDP_TRY(fsdp_io_read_file(io, path, FSDP_CONFIG_BYTES, &text, &size, err));
-    fsdp_status st = fsdp_expect_config(text, size, path, expect_out, err);
+    fsdp_status st = fsdp_config_parse(text, size, path, &wanted->config, err);
     fsdp_free(text);
-    return st;
+    return st == FSDP_OK ? fsdp_expect_config(&wanted->config, &wanted->expect, err) : st;
 }
 
 static bool is_config_file(fsdp_io *io, const char *path)
@@ -915,9 +915,9 @@ static fsdp_status expect_weights(const char *like, like_wanted *wanted, fsdp_er
     const fsdp_checkpoint *checkpoint = wanted->model.checkpoint;
     const fsdp_expect_sd from = {.sd = wanted->model.sd,
                                  .path = like,
-                                 .may_lack_head = wanted->kind.is_tied,
-                                 .layers = wanted->kind.layers,
-                                 .further_layers = wanted->kind.further_layers,
+                                 .may_lack_head = wanted->config.kind.is_tied,
+                                 .layers = wanted->config.kind.layers,
+                                 .further_layers = wanted->config.kind.further_layers,
                                  .named = checkpoint->missing_count > 0 ? checkpoint : NULL};
     return fsdp_expect_from(&from, &wanted->expect, err);
 }
@@ -928,12 +928,14 @@ static fsdp_status expect_without_weights(fsdp_io *io, const char *like,
                                           fsdp_error *err)
 {
     char *config = fsdp_path_join(like, "config.json");
-    const fsdp_hf_model_from any = {like, wanted->kind.type, "."};
-    fsdp_error unknown = {0};
-    if (!config)
-        return fsdp_fail_memory(err, like);
-    fsdp_status st = is_config_file(io, config) ? read_config(io, config, &wanted->expect, &unknown)
-                                                : FSDP_ERR_NOT_FOUND;
+    const bool is_there = config && is_config_file(io, config);
+    const fsdp_hf_model_from any = {like, wanted->config.kind.type, "."};
+    fsdp_error unknown = wanted->unread;
+    fsdp_status st = FSDP_ERR_NOT_FOUND;
+    if (is_there && wanted->config.text)
+        st = fsdp_expect_config(&wanted->config, &wanted->expect, &unknown);
+    else if (is_there && unknown.status != FSDP_OK)
+        st = unknown.status;
     fsdp_free(config);
     if (st == FSDP_OK)
         return FSDP_OK;
@@ -951,13 +953,14 @@ static fsdp_status find_wanted(const char *like, const fsdp_verify_opts *opts, l
     fsdp_io *io = fsdp_access_io(&opts->access);
     fsdp_error found = {0};
     if (is_config_file(io, like))
-        return read_config(io, like, &wanted->expect, err);
-    fsdp_model_kind_find(io, NULL, like, &wanted->kind);
-    const fsdp_hf_model_from open = {like, wanted->kind.type, NULL};
+        return read_config(io, like, wanted, err);
+    fsdp_config_find(io, NULL, like, &wanted->config, &wanted->unread);
+    const fsdp_hf_model_from open = {like, wanted->config.kind.type, NULL};
     fsdp_status st = fsdp_hf_model_open(&open, opts, &wanted->model, &found);
-    if (st == FSDP_OK && !wanted->kind.type[0])
-        fsdp_model_kind_find(io, NULL, wanted->model.path,
-                             &wanted->kind); /* of the step that a run stands for */
+    if (st == FSDP_OK && !wanted->config.kind.type[0]) { /* of the step that a run stands for */
+        fsdp_config_release(&wanted->config);
+        fsdp_config_find(io, NULL, wanted->model.path, &wanted->config, NULL);
+    }
     if (st == FSDP_OK)
         return expect_weights(like, wanted, err);
     fsdp_hf_model_release(&wanted->model);
@@ -1003,8 +1006,8 @@ fsdp_status fsdp_checkpoint_verify_like(const char *path, const char *like,
         snprintf(job.summary->model, sizeof job.summary->model, "%s",
                  fsdp_expect_name(wanted.expect));
         job.wanted = wanted.model.sd ? &wanted.model : NULL;
-        job.model_type =
-            wanted.kind.type[0] ? wanted.kind.type : fsdp_expect_model_type(wanted.expect);
+        job.model_type = wanted.config.kind.type[0] ? wanted.config.kind.type
+                                                    : fsdp_expect_model_type(wanted.expect);
         const fsdp_hf_model_from open = {path, job.model_type, NULL};
         st = fsdp_hf_model_open(&open, &quiet, &job.model, err);
     }
@@ -1013,6 +1016,7 @@ fsdp_status fsdp_checkpoint_verify_like(const char *path, const char *like,
     fsdp_hf_model_release(&job.model);
     fsdp_hf_model_release(&wanted.model);
     fsdp_expect_free(wanted.expect);
+    fsdp_config_release(&wanted.config);
     if (st == FSDP_OK && job.summary->findings > 0)
         return fsdp_fail(err, FSDP_DIFFERS, "'%s' is not the model of '%s': %lld findings", path,
                          like, (long long)job.summary->findings);

@@ -26,6 +26,7 @@
 #include "formats/target.h"
 #include "statedict/derive/derived_checkpoint.h"
 #include "statedict/gguf_model/gguf_values.h"
+#include "statedict/models/config.h"
 #include <fsdp/convert.h>
 
 enum { MAP_VARIABLES = 10, MAP_NAMES = 16, MAP_STEPS = 16, MAP_PIECES = 16, MAP_SIZES = 64 };
@@ -54,9 +55,7 @@ bool fsdp_map_types_have(const char *types, const char *model_type);
 
 /* A map is applied with these, besides the checkpoint. Zero-initialise. */
 typedef struct fsdp_map_call {
-    const char *config;        /* the text of config.json, for sizes, and its path; NULL: none */
-    const char *config_path;
-    size_t config_size;
+    const fsdp_config_file *config;    /* for sizes; NULL: none */
     const char *const *given;  /* "NAME=NUMBER", sizes of the user, which come first */
     size_t given_count;
     bool keeps_tied;           /* also names that a side lacks where they are tied */
@@ -112,9 +111,7 @@ fsdp_status fsdp_map_hub(const char *class_name, fsdp_map **map_out, fsdp_error 
 typedef struct fsdp_map_request {
     fsdp_io *io;
     const fsdp_convert_opts *opts;     /* map, sizes, select */
-    const char *config;        /* the text of the model's config.json, and its path; NULL: none */
-    const char *config_path;
-    size_t config_size;
+    const fsdp_config_file *config;    /* of the model; NULL: none */
     const fsdp_format *target;
     bool keeps_rest;           /* tensors that no rule takes stay as they are */
     /* Sees the checkpoint before a map takes it away from the names of transformers, which may all be below
@@ -149,11 +146,11 @@ fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype 
 
 /*
  * Makes a config.json of the pairs of GGUF, or of the params.json beside a Llama of Meta where the
- * user asks for transformers' names. *text_out, which the caller frees, is NULL when none is needed or can
- * be made. FSDP_ERR_USAGE: numbers are missing that only the model's own config.json has.
+ * user asks for transformers' names. There is none when none is needed or can be made. FSDP_ERR_USAGE: numbers
+ * are missing that only the model's own config.json has.
  */
 fsdp_status fsdp_map_make_config(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
-                                 char **text_out, size_t *size_out, fsdp_error *err);
+                                 fsdp_config_file *config_out, fsdp_error *err);
 
 /* --- map_megatron.c --- */
 

@@ -501,7 +501,8 @@ static void release(map_run *run)
 /* The files that decide about the result, besides the checkpoint's own. */
 static fsdp_status note_files(map_run *run, const fsdp_map_call *call, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_derivation_note_file(run->derivation, call->config_path, err));
+    FSDP_TRY(
+        fsdp_derivation_note_file(run->derivation, call->config ? call->config->path : NULL, err));
     return fsdp_derivation_note_file(run->derivation, run->map->is_file ? run->map->path : NULL,
                                      err);
 }

@@ -15,7 +15,7 @@
 typedef struct map_choice {
     const fsdp_map_request *request;
     const fsdp_checkpoint *from;
-    fsdp_model_kind kind; /* of config.json */
+    fsdp_model_kind kind; /* of config.json; empty without one */
     fsdp_map_call call;
     fsdp_drop_rules *drops;
     bool state_is_optim;
@@ -194,9 +194,9 @@ static fsdp_status find_hub(const map_choice *choice, map_way *way, fsdp_error *
 /* True when the directory of config.json has weights under the names of the hub, below no key. */
 static fsdp_status has_hub_names(const map_choice *choice, bool *has_out, fsdp_error *err)
 {
-    const char *config = choice->request->config_path;
-    const char *slash = config ? strrchr(config, '/') : NULL;
-    char *dir = slash ? fsdp_strndup(config, (size_t)(slash - config)) : NULL;
+    const fsdp_config_file *config = choice->request->config;
+    const char *slash = config && config->path ? strrchr(config->path, '/') : NULL;
+    char *dir = slash ? fsdp_strndup(config->path, (size_t)(slash - config->path)) : NULL;
     fsdp_checkpoint *beside = NULL;
     fsdp_map *map = NULL;
     const fsdp_open_opts opts = {.format = "safetensors"};
@@ -487,8 +487,6 @@ static fsdp_status rename_with(const fsdp_map_request *request, fsdp_checkpoint 
     map_choice choice = {.request = request, .from = *checkpoint};
     choice.state_is_optim = fsdp_sd_state_is_optim(choice.from->manifest.sd);
     choice.call = (fsdp_map_call){.config = request->config,
-                                  .config_path = request->config_path,
-                                  .config_size = request->config_size,
                                   .given = request->opts->sizes,
                                   .given_count = request->opts->size_count,
                                   .keeps_tied = request->opts->tied == FSDP_TIED_KEEP,
@@ -497,9 +495,8 @@ static fsdp_status rename_with(const fsdp_map_request *request, fsdp_checkpoint 
     *sides_out = (fsdp_map_sides){0};
     FSDP_TRY(map_sizes_check(&choice.call, err));
     FSDP_TRY(fsdp_drop_rules_create(&request->opts->select, &choice.drops, err));
-    if (request->config && fsdp_model_kind_read(request->config, request->config_size,
-                                                "config.json", &choice.kind, NULL) != FSDP_OK)
-        choice.kind = (fsdp_model_kind){0};
+    if (request->config)
+        choice.kind = request->config->kind;
     fsdp_status st = choose(&choice, &way, err);
     if (st == FSDP_OK && way.map) {
         *sides_out = sides_of(&choice, &way);
@@ -520,14 +517,12 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
                             fsdp_map_sides *sides_out, fsdp_error *err)
 {
     fsdp_map_request with = *request;
-    char *text = NULL, *path = NULL;
-    if (!with.config) {
-        text = map_find_params(&with, *checkpoint, &with.config_size, &path);
-        with.config = text;
-        with.config_path = path;
-    }
+    fsdp_config_file params = {0};
+    if (!with.config)
+        map_find_params(&with, *checkpoint, &params);
+    if (params.text)
+        with.config = &params;
     fsdp_status st = rename_with(&with, checkpoint, sides_out, err);
-    fsdp_free(path);
-    fsdp_free(text);
+    fsdp_config_release(&params);
     return st;
 }

@@ -50,13 +50,11 @@ static fsdp_status from_gguf(const fsdp_map_request *request, const fsdp_checkpo
 static fsdp_status from_params(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
                                fsdp_text *out, fsdp_error *err)
 {
-    size_t size;
-    char *path, *params = fsdp_params_find(request->io, checkpoint->path, &size, &path);
+    fsdp_config_file params;
+    fsdp_params_find(request->io, checkpoint->path, &params);
     fsdp_status st =
-        params ? fsdp_params_config_text(params, size, path, checkpoint->manifest.sd, out, err)
-               : FSDP_OK;
-    fsdp_free(path);
-    fsdp_free(params);
+        params.text ? fsdp_params_config_text(&params, checkpoint->manifest.sd, out, err) : FSDP_OK;
+    fsdp_config_release(&params);
     return st;
 }
 
@@ -69,36 +67,34 @@ static bool wants_names_of_hf(const fsdp_map_request *request)
 }
 
 fsdp_status fsdp_map_make_config(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
-                                 char **text_out, size_t *size_out, fsdp_error *err)
+                                 fsdp_config_file *config_out, fsdp_error *err)
 {
     fsdp_text text = {0};
     fsdp_status st = FSDP_OK;
-    *text_out = NULL;
+    *config_out = (fsdp_config_file){0};
     if (has_pairs(checkpoint->manifest.sd) && request->target->caps.for_loaders)
         st = from_gguf(request, checkpoint, &text, err);
     else if (wants_names_of_hf(request) && fsdp_is_meta_llama(checkpoint->manifest.sd))
         st = from_params(request, checkpoint, &text, err);
-    if (st == FSDP_OK && text.size > 0) {
-        *size_out = text.size;
-        *text_out = fsdp_strndup(text.data, text.size);
-        st = *text_out ? FSDP_OK : fsdp_fail_memory(err, "config.json");
-    }
+    if (st == FSDP_OK && text.size > 0)
+        st = fsdp_config_parse(text.data, text.size, NULL, config_out, err);
     fsdp_text_release(&text);
     return st;
 }
 
-char *map_find_params(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
-                      size_t *size_out, char **path_out)
+void map_find_params(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
+                     fsdp_config_file *config_out)
 {
     const fsdp_sd *sd = checkpoint->manifest.sd;
-    char *params = fsdp_params_find(request->io, checkpoint->path, size_out, path_out);
-    fsdp_text config = {0};
-    if (params && request->opts->map && fsdp_is_meta_llama(sd) &&
-        fsdp_params_config_text(params, *size_out, *path_out, sd, &config, NULL) == FSDP_OK) {
-        fsdp_free(params);
-        *size_out = config.size;
-        return config.data;
+    fsdp_config_file params;
+    fsdp_text text = {0};
+    fsdp_params_find(request->io, checkpoint->path, &params);
+    if (params.text && request->opts->map && fsdp_is_meta_llama(sd) &&
+        fsdp_params_config_text(&params, sd, &text, NULL) == FSDP_OK) {
+        (void)fsdp_config_parse(text.data, text.size, params.path, config_out, NULL);
+        fsdp_config_release(&params);
+    } else {
+        *config_out = params;
     }
-    fsdp_text_release(&config);
-    return params;
+    fsdp_text_release(&text);
 }

@@ -4,9 +4,9 @@
 
 #include "statedict/map/map.h"
 
-/* The text of Meta's params.json next to the checkpoint, or where the user names a map the config.json
- * that it gives. The caller frees it and its path; both are NULL when there is none. */
-char *map_find_params(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint, size_t *size_out,
-                      char **path_out);
+/* Reads Meta's params.json next to the checkpoint, or where the user names a map the config.json that it
+ * gives. */
+void map_find_params(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
+                     fsdp_config_file *config_out);
 
 #endif

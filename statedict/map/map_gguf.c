@@ -61,15 +61,16 @@ static fsdp_status add_pairs(fsdp_derivation *derivation, const fsdp_named_value
 }
 
 /* llama.cpp reads the scaling of rotary frequencies from a tensor. */
-static fsdp_status add_rope(fsdp_derivation *derivation, const fsdp_value *config, fsdp_error *err)
+static fsdp_status add_rope(fsdp_derivation *derivation, const fsdp_config_file *config,
+                            fsdp_error *err)
 {
     static const char name[] = "rope_freqs.weight";
     float divisors[FSDP_ROPE_MOST];
     int count = 0;
     fsdp_rope rope;
     const fsdp_derived *tensor = NULL;
-    FSDP_TRY(fsdp_rope_read(config, "config.json", &rope, err));
-    FSDP_TRY(fsdp_rope_divisors(&rope, config, divisors, &count, err));
+    FSDP_TRY(fsdp_rope_read(&config->json, fsdp_config_name(config), &rope, err));
+    FSDP_TRY(fsdp_rope_divisors(&rope, &config->json, divisors, &count, err));
     if (count == 0)
         return FSDP_OK;
     FSDP_TRY(fsdp_derive_constant(fsdp_derivation_arena(derivation), FSDP_F32, count, divisors,
@@ -77,7 +78,6 @@ static fsdp_status add_rope(fsdp_derivation *derivation, const fsdp_value *confi
     return fsdp_derivation_add(derivation, (fsdp_derived_name){name, sizeof name - 1}, tensor, err);
 }
 
-/* model has its config.json, for which there may be no text. */
 static fsdp_status read_pairs(const fsdp_map_request *request, const fsdp_checkpoint *base,
                               fsdp_gguf_model *model, fsdp_named_values *pairs,
                               fsdp_gguf_found *tokenizer_out, fsdp_error *err)
@@ -109,18 +109,8 @@ fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype 
     fsdp_named_values pairs = {0};
     fsdp_derivation *derivation = NULL;
     fsdp_checkpoint *base = *checkpoint;
-    fsdp_arena arena = {0};
-    fsdp_value config = {0};
-    fsdp_gguf_model model = {.config = &config,
-                             .text = request->config,
-                             .text_size = request->config_size,
-                             .config_path =
-                                 request->config_path ? request->config_path : "config.json",
-                             .arena = &arena};
-    fsdp_status st = FSDP_OK;
-    if (request->config)
-        st = fsdp_config_parse(&arena, request->config, request->config_size, model.config_path,
-                               &config, err);
+    fsdp_gguf_model model = {.config = request->config};
+    fsdp_status st = request->config ? fsdp_config_check(request->config, err) : FSDP_OK;
     if (st == FSDP_OK)
         st = read_pairs(request, base, &model, &pairs, tokenizer_out, err);
     if (st == FSDP_OK) {
@@ -130,8 +120,7 @@ fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype 
     if (st == FSDP_OK)
         st = add_pairs(derivation, &pairs, dtype, err);
     if (st == FSDP_OK)
-        st = add_rope(derivation, &config, err);
-    fsdp_arena_release(&arena);
+        st = add_rope(derivation, request->config, err);
     fsdp_named_values_release(&pairs);
     if (st == FSDP_OK)
         return fsdp_derivation_finish(derivation, checkpoint, err);

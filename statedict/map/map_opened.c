@@ -32,15 +32,13 @@ static fsdp_status rename_by(const fsdp_map_opts *opts, fsdp_checkpoint **checkp
     fsdp_map_request request = {
         .io = io, .opts = &convert, .target = fsdp_format_to("fsdp"), .keeps_rest = true};
     fsdp_map_sides sides;
-    char *path = NULL,
-         *text = fsdp_config_find(io, NULL, (*checkpoint)->path, &request.config_size, &path, NULL);
-    if (!text && opts->other)
-        text = fsdp_config_find(io, NULL, opts->other, &request.config_size, &path, NULL);
-    request.config = text;
-    request.config_path = path;
+    fsdp_config_file config;
+    fsdp_config_find(io, NULL, (*checkpoint)->path, &config, NULL);
+    if (!config.text && opts->other)
+        fsdp_config_find(io, NULL, opts->other, &config, NULL);
+    request.config = config.text ? &config : NULL;
     fsdp_status st = fsdp_map_rename(&request, checkpoint, &sides, err);
-    fsdp_free(text);
-    fsdp_free(path);
+    fsdp_config_release(&config);
     return st;
 }
 

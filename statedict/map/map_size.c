@@ -4,11 +4,11 @@
  */
 #include "statedict/map/map_rules.h"
 
-#include "base/data/json.h"
 #include "base/text.h"
 
 #include <ctype.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,55 +68,24 @@ static bool stored_number(const fsdp_sd *sd, const char *name, size_t size, int6
     return true;
 }
 
-/* A whole number, or true as 1, of an object of config.json. Other members are not ours. */
-static fsdp_status config_member(fsdp_json *json, const char *name, size_t size, bool *found,
-                                 int64_t *value_out, fsdp_error *err)
-{
-    const char *key;
-    size_t key_size;
-    bool more, flag;
-    FSDP_TRY(fsdp_json_enter_object(json, err));
-    for (;;) {
-        FSDP_TRY(fsdp_json_next_key(json, &key, &key_size, &more, err));
-        if (!more)
-            return FSDP_OK;
-        bool is_it = key_size == size && memcmp(key, name, size) == 0;
-        bool is_text = fsdp_bytes_are(key, key_size, "text_config");
-        fsdp_json_kind kind = fsdp_json_peek(json);
-        if (is_it && kind == FSDP_JSON_NUMBER) {
-            fsdp_json whole = *json;
-            *found = fsdp_json_i64(&whole, value_out, NULL) == FSDP_OK;
-            FSDP_TRY(fsdp_json_skip(json, err));
-        } else if (is_it && kind == FSDP_JSON_BOOL) {
-            FSDP_TRY(fsdp_json_bool(json, &flag, err));
-            *value_out = flag;
-            *found = true;
-        } else if (is_text && kind == FSDP_JSON_OBJECT && json->depth < 2) {
-            bool in_text = false;
-            int64_t value;
-            FSDP_TRY(config_member(json, name, size, &in_text, &value, err));
-            if (in_text && !*found) {
-                *found = true;
-                *value_out = value;
-            }
-        } else {
-            FSDP_TRY(fsdp_json_skip(json, err));
-        }
-    }
-}
-
-static bool config_number(const fsdp_map_call *call, const char *name, size_t size,
+/* A whole number, or true as 1, of config.json, or else of its part for text. */
+static bool config_number(const fsdp_config_file *config, const char *name, size_t size,
                           int64_t *value_out)
 {
-    fsdp_json json;
-    bool found = false;
-    if (!call->config)
+    char member[128];
+    if (!config || size >= sizeof member)
         return false;
-    fsdp_json_init(&json, call->config, call->config_size, "config.json");
-    bool is_read =
-        config_member(&json, name, size, &found, value_out, NULL) == FSDP_OK; /* else no number */
-    fsdp_json_release(&json);
-    return is_read && found;
+    snprintf(member, sizeof member, "%.*s", (int)size, name);
+    const fsdp_value *objects[] = {&config->json, fsdp_config_at(&config->json, "text_config")};
+    for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) {
+        const fsdp_value *value = fsdp_config_at(objects[i], member);
+        const bool is_flag = value && value->kind == FSDP_VALUE_BOOL;
+        if (is_flag || (value && value->kind == FSDP_VALUE_I64)) {
+            *value_out = is_flag ? value->as.boolean : value->as.i64;
+            return true;
+        }
+    }
+    return false;
 }
 
 static const map_size *find_size(const map_sizes *sizes, const char *name, size_t size)
@@ -170,7 +139,7 @@ static fsdp_status compute_name(const map_sizes *sizes, const char *name, size_t
     if (known)
         return compute_size(sizes, known, value_out, err);
     if (stored_number(sizes->sd, name, size, value_out) ||
-        config_number(sizes->call, name, size, value_out))
+        config_number(sizes->call->config, name, size, value_out))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "the number '%.*s' is unknown; --size %.*s=NUMBER gives it", (int)size, name,

@@ -142,60 +142,72 @@ static int compare_keys(const void *a, const void *b)
     return order ? order : (n > m) - (n < m);
 }
 
-/* Fails at the value of a member that comes for the `occurrence`-th time: the text is read again up to it. */
-static fsdp_status fail_at(const fsdp_json *whole, const fsdp_value *key, int occurrence,
-                           const char *what, fsdp_error *err)
+/* Moves to the value of a member of the object that follows. */
+static fsdp_status skip_to(fsdp_json *json, const char *key, size_t key_size, int occurrence)
 {
-    fsdp_json json;
     const char *name;
     size_t size;
     bool more = true;
-    fsdp_json_init(&json, whole->text, (size_t)(whole->end - whole->text), whole->name);
-    fsdp_status st = fsdp_json_enter_object(&json, NULL);
-    while (st == FSDP_OK && more) {
-        st = fsdp_json_next_key(&json, &name, &size, &more, NULL);
-        if (st == FSDP_OK && more && size == key->as.bytes.size &&
-            memcmp(name, key->as.bytes.data, size) == 0 && --occurrence == 0)
-            break;
-        if (st == FSDP_OK && more)
-            st = fsdp_json_skip(&json, NULL);
+    FSDP_TRY(fsdp_json_enter_object(json, NULL));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_key(json, &name, &size, &more, NULL));
+        if (!more || (size == key_size && memcmp(name, key, size) == 0 && --occurrence == 0))
+            return FSDP_OK;
+        FSDP_TRY(fsdp_json_skip(json, NULL));
     }
+}
+
+/* Fails at a member that comes for the `occurrence`-th time, in an object of the text or, where `within` is
+ * NULL, in the text itself, which is read again up to it. */
+static fsdp_status fail_at(const fsdp_config_file *file, const char *within, const char *key,
+                           size_t key_size, int occurrence, const char *what, fsdp_error *err)
+{
+    fsdp_json json;
+    fsdp_json_init(&json, file->text, file->size, fsdp_config_name(file));
+    if (within)
+        (void)skip_to(&json, within, strlen(within), 1);
+    (void)skip_to(&json, key, key_size, occurrence);
     (void)fsdp_json_peek(&json); /* to the value */
-    st = fsdp_json_fail(&json, err, what, key->as.bytes.data);
+    fsdp_status st = fsdp_json_fail(&json, err, what, key);
     fsdp_json_release(&json);
     return st;
 }
 
 /* A member that comes twice has two values, and nothing says which one counts. */
-static fsdp_status check_keys(config_parser *parser, const fsdp_value *config, fsdp_error *err)
+static fsdp_status check_keys(fsdp_config_file *file, const char *within, fsdp_error *err)
 {
-    size_t count = config->as.list.count / 2;
-    const fsdp_value **keys = fsdp_arena_alloc(parser->arena, count, sizeof *keys);
+    const fsdp_value *object = within ? fsdp_config_at(&file->json, within) : &file->json;
+    if (!object || object->kind != FSDP_VALUE_DICT)
+        return FSDP_OK;
+    size_t count = object->as.list.count / 2;
+    const fsdp_value **keys = fsdp_arena_alloc(&file->arena, count, sizeof *keys);
     if (!keys)
-        return fsdp_fail_memory(err, parser->json.name);
+        return fsdp_fail_memory(err, fsdp_config_name(file));
     for (size_t i = 0; i < count; i++)
-        keys[i] = &config->as.list.items[2 * i];
+        keys[i] = &object->as.list.items[2 * i];
     qsort(keys, count, sizeof *keys, compare_keys);
     for (size_t i = 1; i < count; i++)
         if (compare_keys(&keys[i - 1], &keys[i]) == 0)
-            return fail_at(&parser->json, keys[i], 2, "the key '%.80s' appears twice", err);
+            return fail_at(file, within, keys[i]->as.bytes.data, keys[i]->as.bytes.size, 2,
+                           "the key '%.80s' appears twice", err);
     return FSDP_OK;
 }
 
-fsdp_status fsdp_config_parse(fsdp_arena *arena, const char *text, size_t size, const char *path,
-                              fsdp_value *config_out, fsdp_error *err)
+static fsdp_status parse_text(fsdp_config_file *file, fsdp_error *err)
 {
-    config_parser parser = {.arena = arena};
-    *config_out = (fsdp_value){0};
-    fsdp_json_init(&parser.json, text, size, path);
+    static const char *const read[] = {NULL, "text_config", "rope_parameters", "rope_scaling",
+                                       "quantization_config"};
+    config_parser parser = {.arena = &file->arena};
+    fsdp_json_init(&parser.json, file->text, file->size, fsdp_config_name(file));
     fsdp_status st = fsdp_json_peek(&parser.json) == FSDP_JSON_OBJECT
-                         ? parse_value(&parser, config_out, err)
+                         ? parse_value(&parser, &file->json, err)
                          : fsdp_json_fail(&parser.json, err, "a JSON object was expected");
     if (st == FSDP_OK)
         st = fsdp_json_finish(&parser.json, err);
-    if (st == FSDP_OK)
-        st = check_keys(&parser, config_out, err);
     fsdp_json_release(&parser.json);
+    file->is_object = st == FSDP_OK;
+    for (size_t i = 0; i < sizeof read / sizeof *read && st == FSDP_OK; i++)
+        st = check_keys(file, read[i], err);
     return st;
 }
 
@@ -287,52 +299,80 @@ static void fill_kind(const fsdp_value *config, fsdp_model_kind *kind)
     read_layers(text, "num_nextn_predict_layers", &kind->further_layers);
 }
 
-/* transformers leaves members with the values of their defaults out of config.json. */
-static bool is_tied(const fsdp_value *config, const fsdp_architecture *known)
+/* Returns 1, 0, or -1 where the object has no such boolean. */
+static int says_tied(const fsdp_value *object)
 {
-    static const char name[] = "tie_word_embeddings";
-    const fsdp_value *tied = fsdp_config_at(config, name);
-    if (tied && tied->kind == FSDP_VALUE_BOOL)
-        return tied->as.boolean;
-    const fsdp_config_member *member =
-        known ? fsdp_architecture_member(known, name, sizeof name - 1) : NULL;
-    return member && member->otherwise && strcmp(member->otherwise, "1") == 0;
+    const fsdp_value *tied = fsdp_config_at(object, "tie_word_embeddings");
+    return tied && tied->kind == FSDP_VALUE_BOOL ? tied->as.boolean : -1;
 }
 
-static fsdp_status read_kind(fsdp_arena *arena, const fsdp_value *config, fsdp_model_kind *kind,
-                             const fsdp_architecture **known_out, fsdp_error *err)
+/* transformers leaves members with the values of their defaults out of config.json. */
+static bool is_tied(const fsdp_config_file *file)
 {
-    fill_kind(config, kind);
-    FSDP_TRY(fsdp_architecture_find(arena, kind->type, strlen(kind->type), known_out, err));
-    kind->is_tied = is_tied(config, *known_out);
+    static const char name[] = "tie_word_embeddings";
+    const int tied = says_tied(&file->json);
+    const fsdp_config_member *member =
+        tied < 0 && file->architecture
+            ? fsdp_architecture_member(file->architecture, name, sizeof name - 1)
+            : NULL;
+    return tied > 0 || (member && member->otherwise && strcmp(member->otherwise, "1") == 0);
+}
+
+static fsdp_status read_kind(fsdp_config_file *file, fsdp_error *err)
+{
+    fsdp_model_kind *kind = &file->kind;
+    fill_kind(&file->json, kind);
+    FSDP_TRY(fsdp_architecture_find(&file->arena, kind->type, strlen(kind->type),
+                                    &file->architecture, err));
+    kind->is_tied = is_tied(file);
     return FSDP_OK;
 }
 
-fsdp_status fsdp_model_kind_read(const char *text, size_t size, const char *path,
-                                 fsdp_model_kind *kind, fsdp_error *err)
+/* --- the file ------------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_config_parse(const char *text, size_t size, const char *path,
+                              fsdp_config_file *file, fsdp_error *err)
 {
-    const fsdp_architecture *known;
-    fsdp_arena arena = {0};
-    fsdp_value config;
-    *kind = (fsdp_model_kind){0};
-    fsdp_status st = fsdp_config_parse(&arena, text, size, path, &config, err);
+    *file = (fsdp_config_file){.size = size};
+    file->path = path ? fsdp_arena_strndup(&file->arena, path, strlen(path)) : NULL;
+    file->text = fsdp_arena_strndup(&file->arena, text, size);
+    fsdp_status st = file->text && (file->path || !path)
+                         ? parse_text(file, &file->error)
+                         : fsdp_fail_memory(&file->error, "config.json");
     if (st == FSDP_OK)
-        st = read_kind(&arena, &config, kind, &known, err);
-    fsdp_arena_release(&arena);
-    return st;
+        st = read_kind(file, &file->error);
+    if (st == FSDP_OK)
+        return FSDP_OK;
+    file->json = (fsdp_value){0};
+    file->kind = (fsdp_model_kind){0};
+    return fsdp_config_check(file, err);
+}
+
+void fsdp_config_release(fsdp_config_file *file)
+{
+    fsdp_arena_release(&file->arena);
+    *file = (fsdp_config_file){0};
+}
+
+fsdp_status fsdp_config_check(const fsdp_config_file *file, fsdp_error *err)
+{
+    if (err && file->error.status != FSDP_OK)
+        *err = file->error;
+    return file->error.status;
+}
+
+int fsdp_config_says_tied(const fsdp_config_file *file)
+{
+    const int tied = says_tied(&file->json);
+    return tied < 0 ? says_tied(fsdp_config_at(&file->json, "text_config")) : tied;
+}
+
+const char *fsdp_config_name(const fsdp_config_file *file)
+{
+    return file->path ? file->path : "config.json";
 }
 
 /* --- numbers of formulas -------------------------------------------------------------------------- */
-
-static fsdp_status fail_whole(const fsdp_config *config, const char *name, fsdp_error *err)
-{
-    fsdp_value key = {.kind = FSDP_VALUE_STRING};
-    key.as.bytes.data = (char *)(uintptr_t)name;
-    key.as.bytes.size = strlen(name);
-    const fsdp_json whole = {
-        .text = config->text, .end = config->text + config->size, .name = config->path};
-    return fail_at(&whole, &key, 1, "'%.80s' is not a 64-bit integer", err);
-}
 
 /* 8, and 8.0, which a program wrote that computed it. */
 static fsdp_status take_whole(const fsdp_config *config, const fsdp_value *json,
@@ -345,7 +385,8 @@ static fsdp_status take_whole(const fsdp_config *config, const fsdp_value *json,
              json->as.f64 == floor(json->as.f64))
         value->number = (int64_t)json->as.f64;
     else
-        return fail_whole(config, value->name, err);
+        return fail_at(config->file, NULL, value->name, strlen(value->name), 1,
+                       "'%.80s' is not a 64-bit integer", err);
     return FSDP_OK;
 }
 
@@ -390,10 +431,12 @@ static fsdp_status take_values(fsdp_config *config, fsdp_error *err)
     for (size_t i = 0; i < model->member_count; i++) {
         const fsdp_config_member *member = &model->members[i];
         bool is_whole = fsdp_member_is_whole(member) && member->name[0] != '$';
-        const fsdp_value *json = is_whole ? find_member(&config->json, member->name) : NULL;
+        const fsdp_value *json = is_whole ? find_member(&config->file->json, member->name) : NULL;
         fsdp_config_value *value = &config->values[config->count++];
         value->name = member->name;
-        if (json && json->kind != FSDP_VALUE_NULL) {
+        if (config->file->is_untied && strcmp(member->name, "tie_word_embeddings") == 0) {
+            value->is_there = true;
+        } else if (json && json->kind != FSDP_VALUE_NULL) {
             FSDP_TRY(take_value(config, json, value, err));
         } else if (json && member->null) {
             value->number = strtoll(member->null, NULL, 10);
@@ -410,7 +453,7 @@ fsdp_status fsdp_config_number(const fsdp_config *config, const char *name, doub
         fsdp_architecture_member(config->architecture, name, strlen(name));
     int64_t whole;
     if (member && member->kind == FSDP_MEMBER_REAL && member->otherwise) {
-        if (!fsdp_config_real(&config->json, name, number_out))
+        if (!fsdp_config_real(&config->file->json, name, number_out))
             *number_out = strtod(member->otherwise, NULL);
         return FSDP_OK;
     }
@@ -440,16 +483,17 @@ static bool has_class(const fsdp_config *config)
     return is_base_class(config->class_name);
 }
 
-static fsdp_status fail_unknown(const fsdp_model_kind *kind, const char *path, fsdp_error *err)
+static fsdp_status fail_unknown(const fsdp_config_file *file, fsdp_error *err)
 {
+    const char *path = fsdp_config_name(file);
     char type[80];
-    fsdp_printable(kind->type, strlen(kind->type), type, sizeof type);
-    if (kind->is_quantized)
+    fsdp_printable(file->kind.type, strlen(file->kind.type), type, sizeof type);
+    if (file->kind.is_quantized)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' describes a quantized model, whose tensors are unknown; name a "
                          "directory with its weights",
                          path);
-    if (!kind->type[0])
+    if (!file->kind.type[0])
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' has no model_type; name a directory with the model's weights", path);
     return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -458,25 +502,23 @@ static fsdp_status fail_unknown(const fsdp_model_kind *kind, const char *path, f
                      type, path);
 }
 
-fsdp_status fsdp_config_take(fsdp_config *config, fsdp_error *err)
+fsdp_status fsdp_config_take(const fsdp_config_file *file, fsdp_config *config, fsdp_error *err)
 {
-    fsdp_model_kind kind = {0};
-    fill_kind(&config->json, &kind);
-    memcpy(config->class_name, kind.class_name, sizeof config->class_name);
+    *config = (fsdp_config){.file = file,
+                            .architecture = file->architecture,
+                            .path = fsdp_config_name(file),
+                            .class_name = file->kind.class_name};
     FSDP_TRY(take_values(config, err));
     config->is_class_known = has_class(config);
     config->any_class = !config->is_class_known;
     return FSDP_OK;
 }
 
-fsdp_status fsdp_config_read(const char *text, size_t size, const char *path, fsdp_config *config,
-                             fsdp_error *err)
+fsdp_status fsdp_config_read(const fsdp_config_file *file, fsdp_config *config, fsdp_error *err)
 {
-    fsdp_model_kind kind = {0};
-    *config = (fsdp_config){.path = path, .text = text, .size = size};
-    FSDP_TRY(fsdp_config_parse(&config->arena, text, size, path, &config->json, err));
-    FSDP_TRY(read_kind(&config->arena, &config->json, &kind, &config->architecture, err));
-    if (!config->architecture || config->architecture->row_count == 0 || kind.is_quantized)
-        return fail_unknown(&kind, path, err);
-    return fsdp_config_take(config, err);
+    *config = (fsdp_config){0};
+    FSDP_TRY(fsdp_config_check(file, err));
+    return file->architecture && file->architecture->row_count > 0 && !file->kind.is_quantized
+               ? fsdp_config_take(file, config, err)
+               : fail_unknown(file, err);
 }

@@ -24,11 +24,10 @@ typedef struct fsdp_config_value {
 
 typedef struct fsdp_config {
     const fsdp_architecture *architecture;     /* its description */
-    fsdp_value json;           /* all of it, in the arena */
-    const char *text, *path;   /* for messages */
-    size_t size;               /* of the text */
+    const struct fsdp_config_file *file;
+    const char *path;          /* for messages */
     fsdp_arena arena;
-    char class_name[128];      /* the first of "architectures"; "" when there is none */
+    const char *class_name;    /* the first of "architectures"; "" when there is none */
     bool is_class_known;       /* the description has the class; otherwise its heads are not known */
     bool any_class;            /* every 'CLASS' in a formula is 1 */
     fsdp_config_value *values; /* of the description's members */

@@ -5,7 +5,6 @@
 #include "statedict/models/params_config.h"
 
 #include "base/core/mem.h"
-#include "base/data/json.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -44,32 +43,14 @@ bool fsdp_is_meta_llama(const fsdp_sd *sd)
 /* --- params.json -------------------------------------------------------------------------------- */
 
 /* Anything but a number is not a number, which is refused where it counts. */
-static fsdp_status take_member(fsdp_json *json, int which, meta_params *params, fsdp_error *err)
+static void read_members(const fsdp_config_file *file, meta_params *params)
 {
-    fsdp_json_kind kind = fsdp_json_peek(json);
-    bool flag = false;
-    params->has[which] = kind != FSDP_JSON_NULL;
-    if (kind == FSDP_JSON_NUMBER)
-        return fsdp_json_f64(json, &params->numbers[which], err);
-    if (kind != FSDP_JSON_BOOL || which != SCALED) {
-        params->numbers[which] = NAN;
-        return fsdp_json_skip(json, err);
-    }
-    FSDP_TRY(fsdp_json_bool(json, &flag, err));
-    params->numbers[which] = flag;
-    return FSDP_OK;
-}
-
-static fsdp_status read_members(fsdp_json *json, meta_params *params, fsdp_error *err)
-{
-    fsdp_json_members members = {.names = names, .count = PARAMS};
-    int which;
-    FSDP_TRY(fsdp_json_enter_object(json, err));
-    for (;;) {
-        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
-        if (which < 0)
-            return fsdp_json_finish(json, err);
-        FSDP_TRY(take_member(json, which, params, err));
+    for (int i = 0; i < PARAMS; i++) {
+        const fsdp_value *value = fsdp_config_at(&file->json, names[i]);
+        params->has[i] = value;
+        if (value && ((value->kind == FSDP_VALUE_BOOL && i != SCALED) ||
+                      !fsdp_config_real(&file->json, names[i], &params->numbers[i])))
+            params->numbers[i] = NAN;
     }
 }
 
@@ -144,15 +125,12 @@ static void add_config(const meta_params *params, const fsdp_sd *sd, fsdp_text *
     fsdp_text_addf(out, ",\n  \"tie_word_embeddings\": %s\n}\n", is_tied ? "true" : "false");
 }
 
-fsdp_status fsdp_params_config_text(const char *text, size_t size, const char *path,
-                                    const fsdp_sd *sd, fsdp_text *out, fsdp_error *err)
+fsdp_status fsdp_params_config_text(const fsdp_config_file *file, const fsdp_sd *sd, fsdp_text *out,
+                                    fsdp_error *err)
 {
-    meta_params params = {.path = path};
-    fsdp_json json;
-    fsdp_json_init(&json, text, size, path);
-    fsdp_status st = read_members(&json, &params, err);
-    fsdp_json_release(&json);
-    FSDP_TRY(st);
+    meta_params params = {.path = file->path};
+    FSDP_TRY(fsdp_config_check(file, err));
+    read_members(file, &params);
     FSDP_TRY(check(&params, err));
     add_config(&params, sd, out);
     return out->failed ? fsdp_fail_memory(err, "config.json") : FSDP_OK;

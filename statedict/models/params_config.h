@@ -3,6 +3,7 @@
 #define FSDP_PARAMS_CONFIG_H
 
 #include "base/text.h"
+#include "statedict/models/config.h"
 #include <fsdp/sd.h>
 
 /* True when the tensors have the names of Meta's Llama. */
@@ -13,7 +14,7 @@ bool fsdp_is_meta_llama(const fsdp_sd *sd);
  * and the width of the MLP are those of the tensors of sd. FSDP_ERR_USAGE: a number is not there, or the
  * rotary frequencies are scaled, whose numbers params.json does not have.
  */
-fsdp_status fsdp_params_config_text(const char *params, size_t size, const char *path, const fsdp_sd *sd,
-                                    fsdp_text *out, fsdp_error *err);
+fsdp_status fsdp_params_config_text(const fsdp_config_file *params, const fsdp_sd *sd, fsdp_text *out,
+                                    fsdp_error *err);
 
 #endif

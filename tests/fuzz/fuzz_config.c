@@ -67,10 +67,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const char *text = size > 0 ? (const char *)data : "";
     fsdp_expect *expect = NULL;
     fsdp_error err = {0};
-    fsdp_status status = fsdp_expect_config(text, size, "fuzz", &expect, &err);
+    fsdp_config_file file;
+    fsdp_status status = fsdp_config_parse(text, size, "fuzz", &file, &err);
+    require(fsdp_config_check(&file, NULL) == status);
+    if (status == FSDP_OK)
+        status = fsdp_expect_config(&file, &expect, &err);
     require(status == FSDP_OK ? expect != NULL : !expect && err.status == status && err.text[0]);
     if (expect)
         check_expect(expect);
     fsdp_expect_free(expect);
+    fsdp_config_release(&file);
     return 0;
 }

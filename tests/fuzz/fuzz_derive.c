@@ -31,6 +31,7 @@ static fsdp_checkpoint *open_model(fsdp_io *io)
 static void dequantize(fsdp_io *io, const bundle *files)
 {
     fsdp_dequant_opts opts = {.dtype = FSDP_F32};
+    fsdp_config_file config = {0};
     fsdp_dequant_report report;
     fsdp_checkpoint *checkpoint = open_model(io);
     fsdp_error err = {0};
@@ -38,11 +39,13 @@ static void dequantize(fsdp_io *io, const bundle *files)
         return;
     for (size_t i = 0; i < files->count; i++)
         if (strcmp(files->files[i].name, "config.json") == 0) {
-            opts.config = (const char *)files->files[i].data;
-            opts.config_size = files->files[i].size;
-            opts.config_path = "fuzz/config.json";
+            fsdp_config_release(&config);
+            (void)fsdp_config_parse((const char *)files->files[i].data, files->files[i].size,
+                                    "fuzz/config.json", &config, NULL);
+            opts.config = &config;
         }
     fsdp_status st = fsdp_dequantize(&opts, &checkpoint, &report, &err);
+    fsdp_config_release(&config);
     require_opened(st, checkpoint, &err);
     if (checkpoint)
         read_and_close(checkpoint);

@@ -56,26 +56,22 @@ static void check_pairs(const fsdp_named_values *pairs, bool is_sentencepiece)
     require(unknown && unknown->as.i64 >= 0 && (size_t)unknown->as.i64 < count);
 }
 
-/* tokens borrow the arena. */
-static void read_config(const bundle *files, fsdp_arena *arena, fsdp_gguf_tokens *tokens)
+/* tokens borrow the file. */
+static void read_config(const bundle *files, fsdp_config_file *config, fsdp_gguf_tokens *tokens)
 {
     fsdp_named_values pairs = {0};
     fsdp_gguf_tokens read = *tokens;
+    const fsdp_gguf_model model = {.config = config, .directory = "fuzz"};
     for (size_t i = 0; i < files->count; i++) {
         const memory_entry *file = &files->files[i];
-        fsdp_value config;
-        const fsdp_gguf_model model = {.config = &config,
-                                       .text = (const char *)file->data,
-                                       .text_size = file->size,
-                                       .config_path = "config.json",
-                                       .arena = arena,
-                                       .directory = "fuzz"};
-        if (strcmp(file->name, "config.json") == 0 && file->size > 0 &&
-            fsdp_config_parse(arena, (const char *)file->data, file->size, "config.json", &config,
-                              NULL) == FSDP_OK &&
+        if (strcmp(file->name, "config.json") != 0 || file->size == 0)
+            continue;
+        if (fsdp_config_parse((const char *)file->data, file->size, NULL, config, NULL) ==
+                FSDP_OK &&
             fsdp_gguf_config(&model, &pairs, &read, NULL) == FSDP_OK)
             *tokens = read;
         fsdp_named_values_release(&pairs);
+        break;
     }
     tokens->vocab_size = tokens->vocab_size < MOST_ROWS ? tokens->vocab_size : MOST_ROWS;
 }
@@ -84,13 +80,13 @@ static void read_tokenizer(bundle *files)
 {
     fsdp_gguf_tokens tokens = {.pre = "default", .vocab_size = -1, .bos = -1, .eos = -1};
     fsdp_named_values pairs = {0};
-    fsdp_arena arena = {0};
+    fsdp_config_file config = {0};
     fsdp_gguf_found found;
     fsdp_error err = {0};
     bool has_json = false;
     for (size_t i = 0; i < files->count; i++)
         has_json = has_json || strcmp(files->files[i].name, "tokenizer.json") == 0;
-    read_config(files, &arena, &tokens);
+    read_config(files, &config, &tokens);
     fsdp_io *io = memory_folder(files->files, files->count);
     fsdp_status st = fsdp_gguf_tokenizer(io, "fuzz", &tokens, &pairs, &found, &err);
     require(st == FSDP_OK || (err.status == st && err.text[0]));
@@ -98,7 +94,7 @@ static void read_tokenizer(bundle *files)
         check_pairs(&pairs, !has_json);
     else if (st == FSDP_OK)
         require(pairs.count == 0);
-    fsdp_arena_release(&arena);
+    fsdp_config_release(&config);
     fsdp_named_values_release(&pairs);
 }
 

@@ -38,14 +38,16 @@ static void apply(const fsdp_map *map, bool from_right, const char *file, size_t
 {
     const memory_entry files[] = {{"model.safetensors", (const uint8_t *)file, size}};
     static const char *const given[] = {"k=1"};
-    const fsdp_map_call call = {
-        .config = config, .config_size = sizeof config - 1, .given = given, .given_count = 1};
+    fsdp_config_file numbers;
+    const fsdp_map_call call = {.config = &numbers, .given = given, .given_count = 1};
     fsdp_checkpoint *checkpoint = NULL;
     fsdp_error err = {0};
     fsdp_status st = fsdp_checkpoint_open_as(memory_folder(files, 1), "fuzz/model.safetensors",
                                              NULL, &checkpoint, &err);
     require(st == FSDP_OK);
+    require(fsdp_config_parse(config, sizeof config - 1, NULL, &numbers, &err) == FSDP_OK);
     st = fsdp_map_apply(map, from_right, &call, &checkpoint, &err);
+    fsdp_config_release(&numbers);
     require_opened(st, checkpoint, &err);
     if (checkpoint)
         read_and_close(checkpoint);

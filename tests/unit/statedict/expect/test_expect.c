@@ -7,6 +7,16 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The last one that was read, which configs borrow. */
+static fsdp_config_file file;
+
+static fsdp_status read_config(const char *text, fsdp_config *config, fsdp_error *err)
+{
+    fsdp_config_release(&file);
+    FSDP_TRY(fsdp_config_parse(text, strlen(text), "c", &file, err));
+    return fsdp_config_read(&file, config, err);
+}
+
 /* --- formulas ----------------------------------------------------------------------------------- */
 
 static fsdp_status compute(const char *members, const char *formula, int64_t layer, int64_t *value)
@@ -15,7 +25,7 @@ static fsdp_status compute(const char *members, const char *formula, int64_t lay
     fsdp_config config;
     fsdp_error err = {0};
     snprintf(text, sizeof text, "{\"model_type\": \"qwen2_moe\"%s}", members);
-    fsdp_status st = fsdp_config_read(text, strlen(text), "c", &config, &err);
+    fsdp_status st = read_config(text, &config, &err);
     cr_assert_eq(st, FSDP_OK, "%s", err.text);
     st = fsdp_formula_compute(&config, formula, layer, value, &err);
     fsdp_arena_release(&config.arena);
@@ -77,8 +87,7 @@ Test(expect, members_that_are_no_whole_numbers_are_errors)
         fsdp_config config;
         fsdp_error err = {0};
         snprintf(text, sizeof text, "{\"model_type\": \"llama\", \"hidden_size\": %s}", values[i]);
-        cr_expect_eq(fsdp_config_read(text, strlen(text), "c", &config, &err), FSDP_ERR_DAMAGED,
-                     "%s", values[i]);
+        cr_expect_eq(read_config(text, &config, &err), FSDP_ERR_DAMAGED, "%s", values[i]);
         cr_expect(strstr(err.text, "'hidden_size' is not a 64-bit integer"), "%s", err.text);
         fsdp_arena_release(&config.arena);
     }
@@ -97,7 +106,9 @@ static fsdp_status count(const char *config, const fsdp_sd *sd, fsdp_expect_coun
                          fsdp_error *err)
 {
     fsdp_expect *expect = NULL;
-    FSDP_TRY(fsdp_expect_config(config, strlen(config), "c", &expect, err));
+    fsdp_config_release(&file);
+    FSDP_TRY(fsdp_config_parse(config, strlen(config), "c", &file, err));
+    FSDP_TRY(fsdp_expect_config(&file, &expect, err));
     fsdp_status st = fsdp_expect_compare(expect, sd, ignore, NULL, counts, err);
     fsdp_expect_free(expect);
     return st;

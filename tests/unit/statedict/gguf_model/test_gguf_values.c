@@ -40,19 +40,12 @@ static void put(const char *name, const char *text)
 
 static fsdp_status read_all(void)
 {
-    fsdp_arena arena = {0};
-    fsdp_value json;
-    const fsdp_gguf_model model = {.config = &json,
-                                   .text = config,
-                                   .text_size = strlen(config),
-                                   .config_path = "config.json",
-                                   .arena = &arena,
-                                   .directory = directory,
-                                   .sd = tensors};
-    fsdp_status st = fsdp_config_parse(&arena, config, strlen(config), "config.json", &json, &err);
+    fsdp_config_file file;
+    const fsdp_gguf_model model = {.config = &file, .directory = directory, .sd = tensors};
+    fsdp_status st = fsdp_config_parse(config, strlen(config), NULL, &file, &err);
     if (st == FSDP_OK)
         st = fsdp_gguf_values(fsdp_io_posix(), &model, &values, &found, &err);
-    fsdp_arena_release(&arena);
+    fsdp_config_release(&file);
     return st;
 }
 

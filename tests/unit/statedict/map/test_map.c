@@ -558,8 +558,12 @@ static void expect_rows(const fsdp_map_call *call, const char *size, int64_t row
 
 static fsdp_map_call call_of(const char *config, const char *const *given, size_t count)
 {
-    return (fsdp_map_call){
-        .config = config, .config_size = strlen(config), .given = given, .given_count = count};
+    static fsdp_config_file files[4];
+    static size_t used;
+    cr_assert_lt(used, sizeof files / sizeof *files);
+    fsdp_config_file *file = &files[used++];
+    cr_assert_eq(fsdp_config_parse(config, strlen(config), NULL, file, NULL), FSDP_OK);
+    return (fsdp_map_call){.config = file, .given = given, .given_count = count};
 }
 
 Test(map, sizes_are_expressions_over_numbers_from_three_places)

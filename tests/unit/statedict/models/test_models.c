@@ -31,6 +31,21 @@ static const fsdp_architecture *parse(const char *text)
     return model;
 }
 
+/* The last one that was read, which configs borrow. */
+static fsdp_config_file file;
+
+static fsdp_status read_file(const char *text, fsdp_error *why)
+{
+    fsdp_config_release(&file);
+    return fsdp_config_parse(text, strlen(text), "c", &file, why);
+}
+
+static fsdp_status read_model(const char *text, fsdp_config *config)
+{
+    FSDP_TRY(read_file(text, &err));
+    return fsdp_config_read(&file, config, &err);
+}
+
 /* --- the built-in ones --- */
 
 /* A config.json without members, so that every formula is computed from defaults. */
@@ -40,7 +55,7 @@ static void compute_all(const fsdp_architecture *model)
     fsdp_config config;
     int64_t value;
     snprintf(text, sizeof text, "{\"model_type\": \"%s\"}", model->model_type);
-    cr_assert_eq(fsdp_config_read(text, strlen(text), "c", &config, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(read_model(text, &config), FSDP_OK, "%s", err.text);
     for (size_t i = 0; i < model->row_count; i++) {
         const fsdp_tensor_row *row = &model->rows[i];
         const char *shape = strcmp(row->shape, "?") == 0 ? NULL : row->shape;
@@ -237,7 +252,7 @@ static double queries(const char *members)
     fsdp_config config;
     double number = -1;
     snprintf(text, sizeof text, "{\"model_type\": \"deepseek_v3\"%s}", members);
-    cr_assert_eq(fsdp_config_read(text, strlen(text), "c", &config, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(read_model(text, &config), FSDP_OK, "%s", err.text);
     cr_expect_eq(fsdp_config_number(&config, "q_lora_rank", &number, &err), FSDP_OK);
     fsdp_arena_release(&config.arena);
     return number;
@@ -250,46 +265,62 @@ Test(models, tell_null_from_a_member_that_is_absent)
     cr_expect_eq(queries(", \"q_lora_rank\": 5"), 5);
 }
 
-static fsdp_status read_config(const char *text, fsdp_value *value)
-{
-    return fsdp_config_parse(&arena, text, strlen(text), "c", value, &err);
-}
-
 Test(models, read_config_json_once)
 {
-    fsdp_value config;
     double number = 0;
-    cr_assert_eq(read_config("{\"a\": 1, \"b\": {\"c\": [1.5, true, null, \"x\"]}, \"d\": false, "
-                             "\"e\": 1e400, \"k\": [-Infinity, Infinity, NaN], \"f\": "
-                             "\"g\\u0000\", \"h\": null, \"i\": \"j\"}",
-                             &config),
+    cr_assert_eq(read_file("{\"a\": 1, \"b\": {\"c\": [1.5, true, null, \"x\"]}, \"d\": false, "
+                           "\"e\": 1e400, \"k\": [-Infinity, Infinity, NaN], \"f\": "
+                           "\"g\\u0000\", \"h\": null, \"i\": \"j\"}",
+                           &err),
                  FSDP_OK, "%s", err.text);
-    const fsdp_value *list = fsdp_config_at(fsdp_config_at(&config, "b"), "c");
+    const fsdp_value *config = &file.json;
+    const fsdp_value *list = fsdp_config_at(fsdp_config_at(config, "b"), "c");
     cr_assert(list && list->kind == FSDP_VALUE_LIST && list->as.list.count == 4);
     cr_expect_eq(list->as.list.items[0].as.f64, 1.5);
-    cr_expect(fsdp_config_real(&config, "a", &number) && number == 1);
-    cr_expect(fsdp_config_real(&config, "d", &number) && number == 0);
-    cr_expect(fsdp_config_real(&config, "e", &number) && number > 1e300);
-    cr_expect(!fsdp_config_real(&config, "h", &number) && !fsdp_config_real(&config, "b", &number));
-    list = fsdp_config_at(&config, "k");
+    cr_expect(fsdp_config_real(config, "a", &number) && number == 1);
+    cr_expect(fsdp_config_real(config, "d", &number) && number == 0);
+    cr_expect(fsdp_config_real(config, "e", &number) && number > 1e300);
+    cr_expect(!fsdp_config_real(config, "h", &number) && !fsdp_config_real(config, "b", &number));
+    list = fsdp_config_at(config, "k");
     cr_assert(list && list->as.list.count == 3, "as Python writes them");
     cr_expect(list->as.list.items[0].as.f64 < -1e308 && list->as.list.items[1].as.f64 > 1e308 &&
               list->as.list.items[2].as.f64 != list->as.list.items[2].as.f64);
-    cr_expect_null(fsdp_config_at(&config, "h"));
-    cr_expect_null(fsdp_config_at(&config, "c"));
+    cr_expect_null(fsdp_config_at(config, "h"));
+    cr_expect_null(fsdp_config_at(config, "c"));
     cr_expect_null(fsdp_config_at(list, "a"));
-    cr_expect_null(fsdp_config_word(&config, "f"), "a text with a zero byte is no word");
-    cr_expect_str_eq(fsdp_config_word(&config, "i"), "j");
+    cr_expect_null(fsdp_config_word(config, "f"), "a text with a zero byte is no word");
+    cr_expect_str_eq(fsdp_config_word(config, "i"), "j");
 }
 
 Test(models, refuse_a_config_json_that_is_none)
 {
-    static const char *const texts[] = {"[]", "{", "{\"a\": }", "{\"a\": 1} 2",
+    static const char *const texts[] = {"[]",
+                                        "{",
+                                        "{\"a\": }",
+                                        "{\"a\": 1} 2",
+                                        "{\"text_config\": {\"a\": 1, \"a\": 1}}",
                                         "{\"a\": 1, \"b\": 2, \"a\": 1}"};
-    fsdp_value config;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        cr_expect_eq(read_config(texts[i], &config), FSDP_ERR_DAMAGED, "%s", texts[i]);
+        cr_expect_eq(read_file(texts[i], &err), FSDP_ERR_DAMAGED, "%s", texts[i]);
     cr_expect(strstr(err.text, "'c' line 1 column 23: the key 'a' appears twice"), "%s", err.text);
+    cr_expect_eq(fsdp_config_check(&file, NULL), FSDP_ERR_DAMAGED, "the file keeps the error");
+    cr_expect(!file.kind.type[0] && !fsdp_config_at(&file.json, "a"));
+    cr_expect_eq(read_file("{\"text_config\": {\"a\": 1, \"a\": 2}}", &err), FSDP_ERR_DAMAGED);
+    cr_expect(strstr(err.text, "'c' line 1 column 31: the key 'a' appears twice"), "%s", err.text);
+    cr_expect_eq(read_file("{\"id2label\": {\"a\": 1, \"a\": 1}}", &err), FSDP_OK);
+}
+
+Test(models, ask_the_top_before_the_text_model)
+{
+    cr_assert_eq(read_file("{\"text_config\":{\"tie_word_embeddings\":false},"
+                           "\"tie_word_embeddings\":true}",
+                           &err),
+                 FSDP_OK);
+    cr_expect_eq(fsdp_config_says_tied(&file), 1);
+    cr_assert_eq(read_file("{\"text_config\":{\"tie_word_embeddings\":false}}", &err), FSDP_OK);
+    cr_expect_eq(fsdp_config_says_tied(&file), 0);
+    cr_assert_eq(read_file("{\"tie_word_embeddings\":null}", &err), FSDP_OK);
+    cr_expect_eq(fsdp_config_says_tied(&file), -1);
 }
 
 Test(models, compute_members_of_every_kind)
@@ -298,8 +329,7 @@ Test(models, compute_members_of_every_kind)
         "{\"model_type\": \"llama\", \"hidden_size\": 64.0, \"rope_theta\": 5e5}";
     fsdp_config config;
     double number = 0;
-    cr_assert_eq(fsdp_config_read(text, sizeof text - 1, "c", &config, &err), FSDP_OK, "%s",
-                 err.text);
+    cr_assert_eq(read_model(text, &config), FSDP_OK, "%s", err.text);
     cr_expect(fsdp_config_number(&config, "head_dim", &number, &err) == FSDP_OK && number == 2);
     cr_expect(fsdp_config_number(&config, "rope_theta", &number, &err) == FSDP_OK && number == 5e5);
     cr_expect(fsdp_config_number(&config, "rms_norm_eps", &number, &err) == FSDP_OK &&

@@ -50,7 +50,12 @@ static void describe(int64_t words, bool is_tied)
 static fsdp_status make(const char *params)
 {
     fsdp_text_release(&config);
-    return fsdp_params_config_text(params, strlen(params), "params.json", sd, &config, &err);
+    fsdp_config_file file;
+    fsdp_status st = fsdp_config_parse(params, strlen(params), "params.json", &file, &err);
+    if (st == FSDP_OK)
+        st = fsdp_params_config_text(&file, sd, &config, &err);
+    fsdp_config_release(&file);
+    return st;
 }
 
 static bool has(const char *member)

@@ -12,25 +12,25 @@ static int count;
 static fsdp_rope rope;
 static fsdp_error err;
 
-/* Texts that rope borrows stay until the test ends. */
-static fsdp_status read_rope(const char *config, fsdp_value *json)
+/* Has the texts that rope borrows. */
+static fsdp_config_file file;
+
+static fsdp_status read_rope(const char *config)
 {
-    static fsdp_arena arena;
-    FSDP_TRY(fsdp_config_parse(&arena, config, strlen(config), "c", json, &err));
-    return fsdp_rope_read(json, "c", &rope, &err);
+    fsdp_config_release(&file);
+    FSDP_TRY(fsdp_config_parse(config, strlen(config), "c", &file, &err));
+    return fsdp_rope_read(&file.json, "c", &rope, &err);
 }
 
 static fsdp_status compute(const char *config)
 {
-    fsdp_value json;
-    FSDP_TRY(read_rope(config, &json));
-    return fsdp_rope_divisors(&rope, &json, divisors, &count, &err);
+    FSDP_TRY(read_rope(config));
+    return fsdp_rope_divisors(&rope, &file.json, divisors, &count, &err);
 }
 
 static void read_as(const char *config, fsdp_rope_kind kind)
 {
-    fsdp_value json;
-    cr_assert_eq(read_rope(config, &json), FSDP_OK, "%s: %s", config, err.text);
+    cr_assert_eq(read_rope(config), FSDP_OK, "%s: %s", config, err.text);
     cr_expect_eq(rope.kind, kind, "%s", config);
 }
 
@@ -77,9 +77,8 @@ Test(rope, are_damaged_where_a_member_is_not_of_its_kind)
         {"{\"rope_theta\": \"10000\"}", "'c': rope_theta is not a number"},
         {"{\"rope_scaling\": {\"factor\": true}}", "'c': factor is not a number"},
         {"{\"rope_scaling\": {\"truncate\": \"no\"}}", "'c': truncate is not true or false"}};
-    fsdp_value json;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        cr_expect_eq(read_rope(wrong[i][0], &json), FSDP_ERR_DAMAGED, "%s", wrong[i][0]);
+        cr_expect_eq(read_rope(wrong[i][0]), FSDP_ERR_DAMAGED, "%s", wrong[i][0]);
         cr_expect_str_eq(err.text, wrong[i][1]);
     }
     read_as("{\"rope_scaling\": {\"type\": null, \"factor\": null}, \"rope_theta\": null}",
