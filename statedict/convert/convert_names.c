@@ -111,8 +111,6 @@ fsdp_status fsdp_convert_see_model(void *context, const fsdp_map_request *reques
     const fsdp_config_file *config = request->config;
     fsdp_export_check check = {.config = config,
                                .is_dequantized = job->opts.dequant != NULL,
-                               .config_path =
-                                   config && config->path ? config->path : checkpoint->path,
                                .from = checkpoint->path,
                                .allow_missing = job->opts.open.allow_missing,
                                .may_be_unnamed = below != NULL};
@@ -127,7 +125,7 @@ fsdp_status fsdp_convert_see_model(void *context, const fsdp_map_request *reques
     return st;
 }
 
-/* A file of safetensors has no config next to it. The one next to a directory of weights says what it holds. */
+/* A file of safetensors has no config next to it; one next to a directory of weights says what it holds. */
 static const fsdp_config_file *find_config(const convert_job *job)
 {
     fsdp_file_info info;
@@ -164,7 +162,5 @@ fsdp_status fsdp_convert_check_names(convert_job *job, fsdp_export_report *repor
     bool is_whole = asks_for_model(job) && job->opts.select.only != FSDP_ONLY_ALL;
     if (report_out->model[0] || !is_whole || !check.config || is_adapter(job->from, job->sd))
         return FSDP_OK;
-    check.config_path =
-        is_copied ? fsdp_copies_config_path(&job->copies) : fsdp_config_name(check.config);
     return fsdp_export_compare(&check, report_out, err);
 }

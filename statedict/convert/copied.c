@@ -259,11 +259,6 @@ static fsdp_status read_own(fsdp_copies *copies, const fsdp_copied_file *file, f
     return FSDP_OK;
 }
 
-const char *fsdp_copies_config_path(const fsdp_copies *copies)
-{
-    return path_of(copies, find_config(copies));
-}
-
 /* The conversion has read config.json, unless a trainer carries one in the checkpoint. */
 static fsdp_status read_config(fsdp_copies *copies, fsdp_error *err)
 {

@@ -29,7 +29,7 @@ typedef struct fsdp_copies {
     fsdp_copied_file *files;
     size_t count, room;
     const fsdp_config_file *known;     /* the config.json of the conversion; borrowed */
-    const fsdp_config_file *config;    /* that of the copies: the one above, or own; NULL: it is not among them */
+    const fsdp_config_file *config;    /* among the copies: the one above, or own; NULL: none */
     fsdp_config_file own;
     bool copies_made;          /* known was made of the source, and is copied */
     int tied;                  /* tie_word_embeddings of it: 1, 0, or -1: it is not there */
@@ -66,8 +66,6 @@ typedef struct fsdp_copies_beside {
 fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
                             const fsdp_copies_beside *beside, fsdp_error *err);
 
-/* Returns the path of config.json, or of the checkpoint that carries it, for messages; it is among the copies. */
-const char *fsdp_copies_config_path(const fsdp_copies *copies);
 int64_t fsdp_copies_bytes(const fsdp_copies *copies);
 const char *fsdp_copies_record(const fsdp_copies *copies);     /* NULL: nothing is copied */
 /* Writes the copies into the directory, and replaces files of their names. */

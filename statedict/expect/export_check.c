@@ -111,12 +111,13 @@ static fsdp_status take_fault(void *context, fsdp_expect_fault fault, const fsdp
 static const char *model_text(const export_job *job, char out[FSDP_ERROR_TEXT])
 {
     const fsdp_export_check *check = job->check;
+    const char *path = check->config->path;
     if (job->wanted)
         snprintf(out, FSDP_ERROR_TEXT, "model of '%s'", check->weights);
-    else if (strcmp(check->config_path, check->from) == 0)
+    else if (!path || strcmp(path, check->from) == 0)
         snprintf(out, FSDP_ERROR_TEXT, "%s of its own config", job->report->model);
     else
-        snprintf(out, FSDP_ERROR_TEXT, "%s of '%s'", job->report->model, check->config_path);
+        snprintf(out, FSDP_ERROR_TEXT, "%s of '%s'", job->report->model, path);
     return out;
 }
 
@@ -199,7 +200,7 @@ static fsdp_status compare_config(export_job *job, bool *is_known_out, fsdp_erro
     const fsdp_export_check *check = job->check;
     fsdp_expect *expect = NULL;
     fsdp_config_file config = *check->config;
-    config.path = check->config_path;
+    config.path = config.path ? config.path : check->from;
     config.kind.is_quantized = config.kind.is_quantized && !check->is_dequantized;
     config.is_untied = check->is_untied;
     fsdp_status st = fsdp_expect_config(&config, &expect, err);

@@ -16,7 +16,7 @@ typedef struct fsdp_export_check {
                                 * NULL: none */
     fsdp_access access;        /* for it */
     int64_t memory;
-    const char *config_path, *from;    /* for messages */
+    const char *from;          /* the path of the checkpoint, for messages */
     const fsdp_sd *sd;         /* what is written */
     const char *allow_missing; /* regex over names that may be missing; NULL: none */
     const fsdp_convert_tie *ties;      /* names that are left out for another one */

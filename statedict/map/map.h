@@ -146,8 +146,8 @@ fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype 
 
 /*
  * Makes a config.json of the pairs of GGUF, or of the params.json beside a Llama of Meta where the
- * user asks for transformers' names. There is none when none is needed or can be made. FSDP_ERR_USAGE: numbers
- * are missing that only the model's own config.json has.
+ * user asks for transformers' names. There is none when none is needed or can be made. FSDP_ERR_USAGE:
+ * numbers are missing that only the model's own config.json has.
  */
 fsdp_status fsdp_map_make_config(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
                                  fsdp_config_file *config_out, fsdp_error *err);

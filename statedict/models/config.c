@@ -143,7 +143,7 @@ static int compare_keys(const void *a, const void *b)
 }
 
 /* Moves to the value of a member of the object that follows. */
-static fsdp_status skip_to(fsdp_json *json, const char *key, size_t key_size, int occurrence)
+static fsdp_status skip_to(fsdp_json *json, const char *key, int occurrence)
 {
     const char *name;
     size_t size;
@@ -151,7 +151,7 @@ static fsdp_status skip_to(fsdp_json *json, const char *key, size_t key_size, in
     FSDP_TRY(fsdp_json_enter_object(json, NULL));
     for (;;) {
         FSDP_TRY(fsdp_json_next_key(json, &name, &size, &more, NULL));
-        if (!more || (size == key_size && memcmp(name, key, size) == 0 && --occurrence == 0))
+        if (!more || (fsdp_bytes_are(name, size, key) && --occurrence == 0))
             return FSDP_OK;
         FSDP_TRY(fsdp_json_skip(json, NULL));
     }
@@ -160,13 +160,13 @@ static fsdp_status skip_to(fsdp_json *json, const char *key, size_t key_size, in
 /* Fails at a member that comes for the `occurrence`-th time, in an object of the text or, where `within` is
  * NULL, in the text itself, which is read again up to it. */
 static fsdp_status fail_at(const fsdp_config_file *file, const char *within, const char *key,
-                           size_t key_size, int occurrence, const char *what, fsdp_error *err)
+                           int occurrence, const char *what, fsdp_error *err)
 {
     fsdp_json json;
     fsdp_json_init(&json, file->text, file->size, fsdp_config_name(file));
     if (within)
-        (void)skip_to(&json, within, strlen(within), 1);
-    (void)skip_to(&json, key, key_size, occurrence);
+        (void)skip_to(&json, within, 1);
+    (void)skip_to(&json, key, occurrence);
     (void)fsdp_json_peek(&json); /* to the value */
     fsdp_status st = fsdp_json_fail(&json, err, what, key);
     fsdp_json_release(&json);
@@ -188,8 +188,8 @@ static fsdp_status check_keys(fsdp_config_file *file, const char *within, fsdp_e
     qsort(keys, count, sizeof *keys, compare_keys);
     for (size_t i = 1; i < count; i++)
         if (compare_keys(&keys[i - 1], &keys[i]) == 0)
-            return fail_at(file, within, keys[i]->as.bytes.data, keys[i]->as.bytes.size, 2,
-                           "the key '%.80s' appears twice", err);
+            return fail_at(file, within, keys[i]->as.bytes.data, 2, "the key '%.80s' appears twice",
+                           err);
     return FSDP_OK;
 }
 
@@ -385,8 +385,7 @@ static fsdp_status take_whole(const fsdp_config *config, const fsdp_value *json,
              json->as.f64 == floor(json->as.f64))
         value->number = (int64_t)json->as.f64;
     else
-        return fail_at(config->file, NULL, value->name, strlen(value->name), 1,
-                       "'%.80s' is not a 64-bit integer", err);
+        return fail_at(config->file, NULL, value->name, 1, "'%.80s' is not a 64-bit integer", err);
     return FSDP_OK;
 }
 

@@ -38,13 +38,15 @@ typedef struct fsdp_config_file {
     fsdp_arena arena;          /* has all of this */
 } fsdp_config_file;
 
-/* Reads a text, which is copied; path: see above. FSDP_ERR_DAMAGED, which the file keeps: the text is not a JSON
- * object, or has a member twice, in itself or in an object that is read here. Release it after a failure, too. */
+/* Reads a text, which is copied; path: see above. FSDP_ERR_DAMAGED, which the file keeps: the text is not a
+ * JSON object, or has a member twice, in itself or in an object that is read here. Release the file after a
+ * failure, too. */
 fsdp_status fsdp_config_parse(const char *text, size_t size, const char *path, fsdp_config_file *file_out,
                               fsdp_error *err);
 /* Reads DIR/config.json, or where dir is NULL the one that lies next to the checkpoint at the path. There is
  * none after a failure to read it, which err has. */
-void fsdp_config_find(fsdp_io *io, const char *dir, const char *path, fsdp_config_file *file_out, fsdp_error *err);
+void fsdp_config_find(fsdp_io *io, const char *dir, const char *path, fsdp_config_file *file_out,
+                      fsdp_error *err);
 /* Likewise Meta's params.json next to the checkpoint, which has numbers of the model under other names. */
 void fsdp_params_find(fsdp_io *io, const char *path, fsdp_config_file *file_out);
 void fsdp_config_release(fsdp_config_file *file);

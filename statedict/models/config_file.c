@@ -8,7 +8,7 @@
 #include "formats/frameworks.h"
 #include "formats/source.h"
 
-/* Reads a file in the directory, or where dir is NULL in the one that holds the checkpoint's configuration. */
+/* Reads a file in the directory, or where dir is NULL in that of the checkpoint's configuration. */
 static void find(fsdp_io *io, const char *dir, const char *path, const char *name,
                  fsdp_config_file *file, fsdp_error *err)
 {

@@ -33,7 +33,6 @@ LISTED = {
     "fsdp_trace_set_listener": "sees events as --trace writes them",
     "fsdp_kernels_all": "all variants of a kernel give equal bytes",
     "fsdp_token_data_tokens": "the place where data is cut into training and validation",
-    "fsdp_model_kind_read": "fsdp_model_kind_find for text that the caller has read",
     "bench_model_add": "tests/bench measures with the states of fsdp-bench, and with models of its own",
     "bench_model_init_llama": "a model of tests/bench",
     "bench_model_init_plain": "a model of tests/bench",
