@@ -34,7 +34,7 @@ static bool is_name(char c)
 
 static bool ends_with(const char *text, const char *end, size_t size)
 {
-    size_t n = strlen(text);
+    size_t n = text ? strlen(text) : 0;
     return n >= size && memcmp(text + n - size, end, size) == 0;
 }
 

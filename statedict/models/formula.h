@@ -27,7 +27,7 @@ typedef struct fsdp_config {
     const struct fsdp_config_file *file;
     const char *path;          /* for messages */
     fsdp_arena arena;
-    const char *class_name;    /* the first of "architectures"; "" when there is none */
+    const char *class_name;    /* the first of "architectures"; "" or NULL: there is none */
     bool is_class_known;       /* the description has the class; otherwise its heads are not known */
     bool any_class;            /* every 'CLASS' in a formula is 1 */
     fsdp_config_value *values; /* of the description's members */
