@@ -2,6 +2,7 @@
 #include "statedict/derive/numbered_optim.h"
 
 #include "base/data/name_path.h"
+#include "base/data/param_groups.h"
 #include "base/data/value_internal.h"
 #include "base/text.h"
 #include "statedict/derive/derived_checkpoint.h"
@@ -12,14 +13,7 @@
 #include <string.h>
 
 enum { GROUPS_MOST = 4096 };
-static const char groups_word[] = "param_groups.", state_word[] = "state.";
-
-/* A group of the optimizer: "optim.param_groups.0.params". */
-typedef struct numbered_group {
-    const fsdp_value *numbers; /* a list of integers */
-    size_t entry;
-    size_t first; /* place of its first parameter among those of all groups */
-} numbered_group;
+static const char state_word[] = "state.";
 
 typedef struct naming {
     const fsdp_numbered_opts *opts;
@@ -28,8 +22,8 @@ typedef struct naming {
     fsdp_arena arena;
     const char *prefix; /* of the optimizer: "optim." */
     size_t prefix_size;
-    numbered_group groups[GROUPS_MOST];
-    size_t group_count, total;
+    fsdp_param_groups groups;
+    size_t total;               /* parameters of all groups: each has a place among them */
     fsdp_parameter *parameters; /* of the model, in its order */
     size_t parameter_count;
     const fsdp_parameter **named; /* per place in the groups */
@@ -56,60 +50,47 @@ static bool begins(const char *name, size_t size, const char *word)
 
 /* --- the groups ---------------------------------------------------------------------------------- */
 
-/* The place of "param_groups.N.params" in a name; -1: it is none. */
-static int64_t find_params(const fsdp_entry *entry, int64_t *number_out)
+/* Reads the parts of groups that tell their parameters: "optim.param_groups.0.params" and "param_names", which
+ * optimizers have that were made from named parameters. */
+static fsdp_status read_groups(naming *work, fsdp_error *err)
 {
-    static const char params[] = ".params";
-    if (entry->kind != FSDP_ENTRY_VALUE || entry->value.kind != FSDP_VALUE_LIST ||
-        !fsdp_bytes_end(entry->name, entry->name_size, params))
-        return -1;
-    size_t end = entry->name_size - (sizeof params - 1), at = end;
-    *number_out = 0;
-    while (at > 0 && entry->name[at - 1] >= '0' && entry->name[at - 1] <= '9')
-        at--;
-    if (at == end || end - at > 6)
-        return -1;
-    for (size_t i = at; i < end; i++)
-        *number_out = *number_out * 10 + (entry->name[i] - '0');
-    size_t size = sizeof groups_word - 1;
-    bool fits = at >= size && memcmp(entry->name + at - size, groups_word, size) == 0 &&
-                (at == size || entry->name[at - size - 1] == '.');
-    return fits ? (int64_t)(at - size) : -1;
-}
-
-static bool are_numbers(const fsdp_value *list)
-{
-    for (size_t i = 0; i < list->as.list.count; i++) {
-        const fsdp_value *one = &list->as.list.items[i];
-        if (one->kind != FSDP_VALUE_I64 && one->kind != FSDP_VALUE_U64)
-            return false;
-    }
-    return true;
-}
-
-/* False: there are no groups, or not those of one optimizer that numbers parameters. */
-static bool find_groups(naming *work)
-{
-    int64_t number;
     for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
-        int64_t at = find_params(entry, &number);
-        if (at < 0)
+        fsdp_group_source from = {.name = entry->name,
+                                  .spelling = FSDP_GROUPS_PLACES,
+                                  .value = &entry->value,
+                                  .entry = i};
+        const fsdp_group_name *parts = &from.parts;
+        if (entry->kind != FSDP_ENTRY_VALUE || entry->value.kind != FSDP_VALUE_LIST ||
+            !fsdp_group_name_split(entry->name, entry->name_size, &from.parts) ||
+            !fsdp_path_is_number(entry->name + parts->key, parts->key_size))
             continue;
-        if (!are_numbers(&entry->value) || number >= GROUPS_MOST || work->groups[number].numbers ||
-            (work->group_count > 0 && ((size_t)at != work->prefix_size ||
-                                       memcmp(entry->name, work->prefix, work->prefix_size) != 0)))
-            return false;
-        work->prefix = entry->name;
-        work->prefix_size = (size_t)at;
-        work->groups[number] = (numbered_group){.numbers = &entry->value, .entry = i};
-        work->group_count++;
+        const char *option = entry->name + parts->option;
+        if (fsdp_bytes_are(option, parts->option_size, "params") ||
+            fsdp_bytes_are(option, parts->option_size, "param_names"))
+            FSDP_TRY(fsdp_groups_read(&work->groups, &from, err));
     }
-    for (size_t i = 0; i < work->group_count; i++) {
-        if (!work->groups[i].numbers)
+    fsdp_groups_sort(&work->groups);
+    return FSDP_OK;
+}
+
+/* Returns false unless the groups are those of one optimizer, which numbers its parameters. */
+static bool count_numbers(naming *work)
+{
+    const fsdp_param_group *first = work->groups.items;
+    for (size_t g = 0; g < work->groups.count; g++) {
+        const fsdp_param_group *group = &work->groups.items[g];
+        if (g == GROUPS_MOST || group->place != g || !group->is_listed ||
+            group->prefix_size != first->prefix_size ||
+            memcmp(group->prefix, first->prefix, first->prefix_size) != 0)
             return false;
-        work->groups[i].first = work->total;
-        work->total += work->groups[i].numbers->as.list.count;
+        for (const fsdp_group_item *one = group->params.first; one; one = one->next)
+            if (one->name ||
+                (one->value->kind != FSDP_VALUE_I64 && one->value->kind != FSDP_VALUE_U64))
+                return false;
+        work->prefix = group->prefix;
+        work->prefix_size = group->prefix_size;
+        work->total += group->params.count;
     }
     return work->total > 0;
 }
@@ -118,12 +99,13 @@ static bool find_groups(naming *work)
 static fsdp_status place_numbers(naming *work, fsdp_error *err)
 {
     char text[24];
+    size_t next = 0;
     FSDP_TRY(fsdp_sd_create(&work->places, err));
-    for (size_t g = 0; g < work->group_count; g++) {
-        const fsdp_value *list = work->groups[g].numbers;
-        for (size_t i = 0; i < list->as.list.count; i++) {
-            const fsdp_value place = fsdp_value_u64(work->groups[g].first + i);
-            int size = snprintf(text, sizeof text, "%" PRId64, list->as.list.items[i].as.i64);
+    for (size_t g = 0; g < work->groups.count; g++) {
+        const fsdp_group_item *one = work->groups.items[g].params.first;
+        for (; one; one = one->next) {
+            const fsdp_value place = fsdp_value_u64(next++);
+            int size = snprintf(text, sizeof text, "%" PRId64, one->value->as.i64);
             if (fsdp_sd_find(work->places, text, (size_t)size) >= 0)
                 return refuse(work, "one number is there twice", err);
             FSDP_TRY(fsdp_sd_add_value(work->places, text, (size_t)size, &place, err));
@@ -260,16 +242,17 @@ typedef bool (*undecayed)(const naming *work, const fsdp_parameter *parameter);
  * others. */
 static bool fill_groups(const naming *work, undecayed is_second, const fsdp_parameter **named)
 {
-    size_t at = 0;
-    if (work->group_count > 2 || work->parameter_count != work->total)
+    size_t at = 0, end = 0;
+    if (work->groups.count > 2 || work->parameter_count != work->total)
         return false;
-    for (size_t group = 0; group < work->group_count; group++) {
+    for (size_t group = 0; group < work->groups.count; group++) {
         for (size_t i = 0; i < work->parameter_count; i++) {
             const fsdp_parameter *parameter = &work->parameters[i];
-            if (work->group_count == 1 || is_second(work, parameter) == (group == 1))
+            if (work->groups.count == 1 || is_second(work, parameter) == (group == 1))
                 named[at++] = parameter;
         }
-        if (at != work->groups[group].first + work->groups[group].numbers->as.list.count)
+        end += work->groups.items[group].params.count;
+        if (at != end)
             return false;
     }
     return true;
@@ -315,9 +298,9 @@ static fsdp_status refuse_shape(const naming *work, int64_t misfit,
 static fsdp_status refuse_count(const naming *work, fsdp_error *err)
 {
     char why[200];
-    if (work->parameter_count == work->total && work->group_count > 2)
+    if (work->parameter_count == work->total && work->groups.count > 2)
         snprintf(why, sizeof why, "has %zu groups, whose parameters cannot be told apart",
-                 work->group_count);
+                 work->groups.count);
     else
         snprintf(why, sizeof why, "the model has %zu, or others in its groups",
                  work->parameter_count);
@@ -354,22 +337,14 @@ static fsdp_status name_by_order(naming *work, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* "optim.param_groups.0.param_names", which optimizers have that were made from named parameters; NULL: it
- * is not there for each parameter. */
-static const fsdp_value *names_of_group(const naming *work, const numbered_group *group)
+/* The names in "param_names" of a group; NULL: it is not there for each parameter. */
+static const fsdp_value *names_of_group(const fsdp_param_group *group)
 {
-    const fsdp_entry *entry = fsdp_sd_at(work->sd, group->entry);
-    fsdp_text name = {0};
-    fsdp_text_add(&name, entry->name, entry->name_size - 1);
-    fsdp_text_addf(&name, "_names");
-    int64_t found = name.failed ? -1 : fsdp_sd_find(work->sd, name.data, name.size);
-    fsdp_text_release(&name);
-    const fsdp_entry *names = found >= 0 ? fsdp_sd_at(work->sd, (size_t)found) : NULL;
-    bool fits = names && names->kind == FSDP_ENTRY_VALUE && names->value.kind == FSDP_VALUE_LIST &&
-                names->value.as.list.count == group->numbers->as.list.count;
-    for (size_t i = 0; fits && i < names->value.as.list.count; i++)
-        fits = names->value.as.list.items[i].kind == FSDP_VALUE_STRING;
-    return fits ? &names->value : NULL;
+    const fsdp_group_item *option = fsdp_group_option(group, "param_names", 11);
+    bool fits = option && option->value->as.list.count == group->params.count;
+    for (size_t i = 0; fits && i < option->value->as.list.count; i++)
+        fits = option->value->as.list.items[i].kind == FSDP_VALUE_STRING;
+    return fits ? option->value : NULL;
 }
 
 /* The parameter of an entry; they are still in the order of entries. */
@@ -409,13 +384,13 @@ static fsdp_status name_by_names(naming *work, fsdp_error *err)
     const fsdp_parameter **named = fsdp_arena_alloc(&work->arena, work->total, sizeof *named);
     if (!named)
         return fsdp_fail_memory(err, "the parameters of an optimizer");
-    for (size_t g = 0; g < work->group_count; g++) {
-        const fsdp_value *names = names_of_group(work, &work->groups[g]);
+    size_t at = 0;
+    for (size_t g = 0; g < work->groups.count; g++) {
+        const fsdp_value *names = names_of_group(&work->groups.items[g]);
         if (!names)
             return FSDP_OK;
         for (size_t i = 0; i < names->as.list.count; i++)
-            FSDP_TRY(find_parameter(work, &names->as.list.items[i],
-                                    &named[work->groups[g].first + i], err));
+            FSDP_TRY(find_parameter(work, &names->as.list.items[i], &named[at++], err));
     }
     int64_t misfit = find_misfit(work, named);
     if (misfit >= 0)
@@ -465,16 +440,15 @@ static fsdp_status add_state(const naming *work, fsdp_derivation *derivation, si
     return st;
 }
 
-/* The list of a group with names in place of numbers. */
+/* Adds the list of a group with names in place of numbers. first: the place of its first parameter. */
 static fsdp_status add_params(const naming *work, fsdp_derivation *derivation,
-                              const numbered_group *group, fsdp_error *err)
+                              const fsdp_param_group *group, size_t first, fsdp_error *err)
 {
-    const fsdp_entry *entry = fsdp_sd_at(work->sd, group->entry);
+    const fsdp_entry *entry = fsdp_sd_at(work->sd, group->listed);
     fsdp_value list = {0};
-    fsdp_status st =
-        fsdp_value_set_items(&list, FSDP_VALUE_LIST, group->numbers->as.list.count, err);
+    fsdp_status st = fsdp_value_set_items(&list, FSDP_VALUE_LIST, group->params.count, err);
     for (size_t i = 0; st == FSDP_OK && i < list.as.list.count; i++) {
-        const fsdp_parameter *parameter = work->named[group->first + i];
+        const fsdp_parameter *parameter = work->named[first + i];
         st = fsdp_value_set_bytes(&list.as.list.items[i], FSDP_VALUE_STRING, parameter->name,
                                   parameter->size, err);
     }
@@ -487,12 +461,14 @@ static fsdp_status add_params(const naming *work, fsdp_derivation *derivation,
 
 static fsdp_status add_all(const naming *work, fsdp_derivation *derivation, fsdp_error *err)
 {
-    size_t place, kind, group;
+    const fsdp_param_group *group, *end = work->groups.items + work->groups.count;
+    size_t place, kind;
     for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
-        for (group = 0; group < work->group_count && work->groups[group].entry != i;)
-            group++;
-        if (group < work->group_count)
-            FSDP_TRY(add_params(work, derivation, &work->groups[group], err));
+        size_t first = 0;
+        for (group = work->groups.items; group < end && group->listed != i; group++)
+            first += group->params.count;
+        if (group < end)
+            FSDP_TRY(add_params(work, derivation, group, first, err));
         else if (find_state(work, fsdp_sd_at(work->sd, i), &place, &kind))
             FSDP_TRY(add_state(work, derivation, i, place, kind, err));
         else
@@ -524,7 +500,9 @@ fsdp_status fsdp_name_numbered(const fsdp_numbered_opts *opts, fsdp_checkpoint *
     work->opts = opts;
     work->sd = (*checkpoint)->manifest.sd;
     fsdp_status st = fsdp_parts_find(work->sd, opts->known, NULL, &work->parts, err);
-    bool is_numbered = st == FSDP_OK && find_groups(work);
+    if (st == FSDP_OK)
+        st = read_groups(work, err);
+    bool is_numbered = st == FSDP_OK && count_numbers(work);
     if (is_numbered)
         st = list_parameters(work, err);
     if (st == FSDP_OK && is_numbered && work->parameter_count > 0) {
@@ -536,6 +514,7 @@ fsdp_status fsdp_name_numbered(const fsdp_numbered_opts *opts, fsdp_checkpoint *
     if (*named_out > 0)
         st = rename_all(work, checkpoint, err);
     fsdp_arena_release(&work->arena);
+    fsdp_groups_release(&work->groups);
     fsdp_sd_free(work->places);
     fsdp_free(work);
     return st;
