@@ -1,12 +1,15 @@
-/* Optimizers on the shards of a root. See optim.h. */
+/* Optimizers on the shards of a root, clipping of gradients, scaling of losses. See optim.h. */
 #include "runtime/optim/optim_internal.h"
+#include "base/core/given.h"
+#include "base/core/mem.h"
 #include "runtime/context/work.h"
+#include "runtime/step/step.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "base/core/given.h"
-#include "base/core/mem.h"
+/* === optimizers =============================================================================== */
 
 /* --- creating state --------------------------------------------------------------------------- */
 
@@ -488,8 +491,9 @@ bool fsdp_root_awaits_step(const fsdp_root *root, const fsdp_group *group)
     return false;
 }
 
-/* Gradients of a group share blocks, which are freed when no other optimizer still needs one of them. */
-void fsdp_optim_drop_grads(fsdp_optim *optim)
+/* Drops the gradients of its parameters, except those that wait for another optimizer.
+ * Gradients of a group share blocks, which are freed when no other optimizer still needs one of them. */
+static void optim_drop_grads(fsdp_optim *optim)
 {
     const fsdp_root *root = optim->root;
     for (size_t i = 0; i < optim->count; i++)
@@ -560,7 +564,7 @@ static fsdp_status step(fsdp_optim *optim, fsdp_error *err)
         FSDP_TRY(fsdp_group_reshard(optim->states[i].param->group, err));
         fsdp_group_drop_gather(optim->states[i].param->group);
     }
-    fsdp_optim_drop_grads(optim);
+    optim_drop_grads(optim);
     return fsdp_context_sync(context, err);
 }
 
@@ -579,4 +583,378 @@ fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err)
     fsdp_status status = step(optim, err);
     root->step += !fsdp_root_awaits_step(root, NULL);
     return fsdp_root_done(root, "fsdp_optim_step", status, err);
+}
+
+/* === the state as tensors ===================================================================== */
+
+static fsdp_optim_tensor tensor_of(const fsdp_param *param, const char *name, fsdp_dtype dtype,
+                                   void *data)
+{
+    return (fsdp_optim_tensor){.name = name,
+                               .dtype = dtype,
+                               .ndim = param->ndim,
+                               .shape = param->shape,
+                               .layout = param->layout,
+                               .data = data};
+}
+
+size_t fsdp_optim_state_tensors(const fsdp_optim *optim, fsdp_optim_state *state,
+                                fsdp_optim_tensor tensors_out[FSDP_OPTIM_TENSORS])
+{
+    const fsdp_param *param = state->param;
+    size_t n = 0;
+    tensors_out[n++] =
+        (fsdp_optim_tensor){.name = "step",
+                            .dtype = FSDP_F32,
+                            .layout = {.kind = FSDP_LAYOUT_MESH, .mesh = param->mesh},
+                            .data = &state->step};
+    for (int m = 0; m < FSDP_MOMENTS; m++) {
+        const char *name = fsdp_optim_moment_name(optim, m);
+        if (name)
+            tensors_out[n++] = tensor_of(param, name, state->moment_dtype, state->moments[m]);
+    }
+    if (state->master)
+        tensors_out[n++] = tensor_of(param, "master", FSDP_F32, state->master);
+    return n;
+}
+
+size_t fsdp_optim_describe_state(const fsdp_optim *optim, const fsdp_param *param,
+                                 fsdp_optim_tensor tensors_out[FSDP_OPTIM_TENSORS])
+{
+    if (!optim || !param || !tensors_out)
+        return 0;
+    for (size_t i = 0; i < optim->count; i++)
+        if (optim->states[i].param == param)
+            return fsdp_optim_state_tensors(optim, &optim->states[i], tensors_out);
+    return 0;
+}
+
+/* === clipping ================================================================================= */
+
+/*
+ * The norm of all gradients as one vector, and clipping. Every rank sums over its own rows; of the ranks
+ * that hold copies of the same rows, only the first counts them. So one number is summed over all ranks,
+ * for every mesh.
+ */
+
+/* The gradients of this rank, for kernels, and staging memory for a result of each. */
+typedef struct fsdp_grad_list {
+    fsdp_device *device;
+    fsdp_span *spans;
+    size_t count, room;
+    double *sums;
+} fsdp_grad_list;
+
+/* --- one number over all ranks ---------------------------------------------------------------- */
+
+/* Sum, or maximum, of one number over all ranks that hold parts of the root's parameters, in rank order. */
+static fsdp_status root_fold(fsdp_root *root, double *value, fsdp_fold fold, const char *what,
+                             fsdp_error *err)
+{
+    fsdp_ordered_comm *ordered;
+    const fsdp_collective call = {.kind = FSDP_ALL_REDUCE,
+                                  .dtype = FSDP_F64,
+                                  .in = value,
+                                  .out = value,
+                                  .count = 1,
+                                  .op = fold == FSDP_FOLD_SUM ? FSDP_REDUCE_SUM : FSDP_REDUCE_MAX,
+                                  .unit = what};
+    FSDP_TRY(fsdp_root_widest_comm(root, &ordered, err));
+    if (!ordered)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "%s needs the mesh of all ranks to be connected (fsdp_world_connect)",
+                         what);
+    return fsdp_comm_run(ordered->comm, &call, err);
+}
+
+/* --- gradients as a list ------------------------------------------------------------------------ */
+
+/* counts: which to list; NULL: all. After a failure, too, the list is released. */
+static fsdp_status grad_list_take(fsdp_root *root, bool (*counts)(const fsdp_param *param),
+                                  fsdp_grad_list *list_out, fsdp_error *err)
+{
+    const fsdp_model *model = root->model;
+    fsdp_device *device = root->context->device;
+    *list_out = (fsdp_grad_list){.device = device, .room = model->count};
+    list_out->spans = fsdp_alloc(model->count, sizeof *list_out->spans);
+    list_out->sums = device->ops->alloc_staging(device, model->count * sizeof *list_out->sums);
+    if (!list_out->spans || !list_out->sums)
+        return fsdp_fail_memory(err, "a list of gradients");
+    for (size_t i = 0; i < model->count; i++) {
+        const fsdp_param *param = model->params[i];
+        size_t count = (size_t)fsdp_param_local_count(param);
+        if (param->shard_grad && count > 0 && (!counts || counts(param)))
+            list_out->spans[list_out->count++] =
+                (fsdp_span){param->shard_grad, param->dtype, count};
+    }
+    return FSDP_OK;
+}
+
+/* streams are done with it */
+static void grad_list_release(fsdp_grad_list *list)
+{
+    if (list->sums)
+        list->device->ops->dealloc_staging(list->device, list->sums,
+                                           list->room * sizeof *list->sums);
+    fsdp_free(list->spans);
+    *list = (fsdp_grad_list){0};
+}
+
+/* --- the norm --------------------------------------------------------------------------------- */
+
+/* True when this rank is the first of those that hold these rows. */
+static bool is_first_holder(const fsdp_param *param)
+{
+    return fsdp_layout_copy(&param->layout, param->model->world->rank, 0) == 0;
+}
+
+static double add_up(const double *parts, size_t n, double p)
+{
+    double all = 0;
+    for (size_t i = 0; i < n; i++)
+        if (isinf(p))
+            all = isnan(all) || all > parts[i] ? all : parts[i];
+        else
+            all += parts[i];
+    return all;
+}
+
+static fsdp_status local_norm(fsdp_root *root, double p, double *norm_out, fsdp_error *err)
+{
+    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
+    fsdp_grad_list list = {0};
+    fsdp_status status = grad_list_take(root, is_first_holder, &list, err);
+    if (status == FSDP_OK) {
+        compute->device->ops->kernels->power_sums(compute, list.spans, list.count, p, list.sums);
+        status = compute->device->ops->sync(fsdp_stream_now(compute), err);
+    }
+    if (status == FSDP_OK)
+        *norm_out = add_up(list.sums, list.count, p);
+    grad_list_release(&list);
+    return status;
+}
+
+static fsdp_status multiply_grads(fsdp_root *root, double factor, fsdp_error *err)
+{
+    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
+    for (size_t i = 0; i < root->model->count; i++) {
+        const fsdp_param *param = root->model->params[i];
+        if (param->shard_grad)
+            fsdp_group_kernels(param->group)
+                ->multiply(compute, param->shard_grad, param->dtype,
+                           (size_t)fsdp_param_local_count(param), factor);
+    }
+    return fsdp_context_sync(root->context, err);
+}
+
+static fsdp_status clip(fsdp_root *root, const fsdp_clip_opts *opts, double *norm_out,
+                        fsdp_error *err)
+{
+    double p = opts->norm_type;
+    fsdp_fold fold = isinf(p) ? FSDP_FOLD_MAX : FSDP_FOLD_SUM;
+    double norm = 0;
+    FSDP_TRY(local_norm(root, p, &norm, err));
+    FSDP_TRY(root_fold(root, &norm, fold, "clip_grad_norm", err));
+    if (!isinf(p))
+        norm = pow(norm, 1 / p);
+    *norm_out = norm;
+    if (!isfinite(norm) && opts->error_if_nonfinite)
+        return FSDP_OK;
+    double factor = opts->max_norm / (norm + 1e-6);
+    if (isinf(opts->max_norm))
+        return FSDP_OK;
+    return multiply_grads(root, factor < 1 || isnan(factor) ? factor : 1, err);
+}
+
+fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts, double *norm_out,
+                                     fsdp_error *err)
+{
+    FSDP_NEED(err, root, norm_out);
+    fsdp_clip_opts given = opts ? *opts : (fsdp_clip_opts){0};
+    FSDP_TRY(fsdp_root_ready(root, err));
+    if (given.norm_type == 0)
+        given.norm_type = 2;
+    if (given.max_norm == 0)
+        given.max_norm = INFINITY;
+    if (!(given.norm_type > 0) || !(given.max_norm >= 0))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot clip gradients to %g in the norm %g",
+                         given.max_norm, given.norm_type);
+    if (root->is_in_forward || root->is_in_backward)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot clip gradients inside a step; call fsdp_root_end_backward first");
+    FSDP_TRY(fsdp_root_check_reduced(root, "clip_grad_norm", err));
+    FSDP_TRY(
+        fsdp_root_done(root, "fsdp_root_clip_grad_norm", clip(root, &given, norm_out, err), err));
+    if (!isfinite(*norm_out) && given.error_if_nonfinite)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "the norm of the gradients is %g", *norm_out);
+    return FSDP_OK;
+}
+
+/* === scaling ================================================================================== */
+
+struct fsdp_scaler {
+    fsdp_scaler_opts opts;
+    double scale;
+    int64_t good_steps;
+    bool is_finite;
+    bool is_to_adapt;      /* the scale changes once all optimizers have stepped */
+    const fsdp_root *root; /* the root and the backward whose gradients were divided */
+    uint64_t backwards;
+};
+
+static fsdp_scaler_opts with_defaults(const fsdp_scaler_opts *given)
+{
+    fsdp_scaler_opts opts = given ? *given : (fsdp_scaler_opts){0};
+    opts.init_scale = opts.init_scale == 0 ? 65536 : opts.init_scale;
+    opts.growth_factor = opts.growth_factor == 0 ? 2 : opts.growth_factor;
+    opts.backoff_factor = opts.backoff_factor == 0 ? 0.5 : opts.backoff_factor;
+    opts.growth_interval = opts.growth_interval == 0 ? 2000 : opts.growth_interval;
+    return opts;
+}
+
+fsdp_status fsdp_scaler_create(const fsdp_scaler_opts *given, fsdp_scaler **scaler_out,
+                               fsdp_error *err)
+{
+    FSDP_NEED(err, scaler_out);
+    const fsdp_scaler_opts opts = with_defaults(given);
+    bool fits = opts.init_scale > 0 && opts.growth_factor > 1 && opts.backoff_factor > 0 &&
+                opts.backoff_factor < 1 && opts.growth_interval > 0;
+    if (!fits)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot make a scaler: it grows by more than 1, backs off by less than 1, "
+                         "and begins above 0");
+    fsdp_scaler *scaler = fsdp_alloc(1, sizeof *scaler);
+    if (!scaler)
+        return fsdp_fail_memory(err, "a scaler");
+    scaler->opts = opts;
+    scaler->scale = opts.init_scale;
+    *scaler_out = scaler;
+    return FSDP_OK;
+}
+
+void fsdp_scaler_free(fsdp_scaler *scaler)
+{
+    fsdp_free(scaler);
+}
+
+double fsdp_scaler_scale(const fsdp_scaler *scaler)
+{
+    if (!scaler)
+        return 0;
+    return scaler->scale;
+}
+
+static void adapt(fsdp_scaler *scaler)
+{
+    if (!scaler->is_finite) {
+        scaler->scale *= scaler->opts.backoff_factor;
+        scaler->good_steps = 0;
+    } else if (++scaler->good_steps == scaler->opts.growth_interval) {
+        scaler->scale *= scaler->opts.growth_factor;
+        scaler->good_steps = 0;
+    }
+    scaler->is_to_adapt = false;
+}
+
+static bool is_unscaled(const fsdp_scaler *scaler, const fsdp_root *root)
+{
+    return scaler->is_to_adapt && scaler->root == root && scaler->backwards == root->backwards;
+}
+
+/* The host waits for the result, so that it may read the gradients, too. */
+static fsdp_status unscale_local(const fsdp_scaler *scaler, fsdp_root *root, bool *finite_out,
+                                 fsdp_error *err)
+{
+    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
+    const fsdp_device_kernels *kernels = compute->device->ops->kernels;
+    fsdp_grad_list list = {0};
+    fsdp_status status = grad_list_take(root, NULL, &list, err);
+    int *all_are_finite = (int *)list.sums;
+    for (size_t i = 0; i < list.count && status == FSDP_OK; i++)
+        kernels->multiply(compute, list.spans[i].data, list.spans[i].dtype, list.spans[i].count,
+                          1 / scaler->scale);
+    if (status == FSDP_OK) {
+        kernels->are_finite(compute, list.spans, list.count, all_are_finite);
+        status = compute->device->ops->sync(fsdp_stream_now(compute), err);
+    }
+    if (status == FSDP_OK)
+        *finite_out = *all_are_finite;
+    grad_list_release(&list);
+    return status;
+}
+
+static fsdp_status unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err)
+{
+    bool is_finite = false;
+    FSDP_TRY(unscale_local(scaler, root, &is_finite, err));
+    double bad = is_finite ? 0 : 1;
+    FSDP_TRY(root_fold(root, &bad, FSDP_FOLD_MAX, "loss scaling", err));
+    if (scaler->is_to_adapt) /* an optimizer did not step after the last backward */
+        adapt(scaler);
+    scaler->is_finite = bad == 0;
+    scaler->is_to_adapt = true;
+    scaler->root = root;
+    scaler->backwards = root->backwards;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err)
+{
+    FSDP_NEED(err, scaler, root);
+    FSDP_TRY(fsdp_root_ready(root, err));
+    if (root->is_in_forward || root->is_in_backward)
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "cannot unscale gradients inside a step; call fsdp_root_end_backward first");
+    if (scaler->is_to_adapt && scaler->root != root)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot unscale: the scaler has divided the gradients of another root; "
+                         "step its optimizers first");
+    if (is_unscaled(scaler, root))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot unscale twice: the gradients were unscaled since the last step");
+    FSDP_TRY(fsdp_root_check_reduced(root, "the scaler's unscale", err));
+    return fsdp_root_done(root, "fsdp_scaler_unscale", unscale(scaler, root, err), err);
+}
+
+fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_optim *optim, bool *skipped_out,
+                             fsdp_error *err)
+{
+    FSDP_NEED(err, scaler, optim);
+    if (!is_unscaled(scaler, optim->root))
+        FSDP_TRY(fsdp_scaler_unscale(scaler, optim->root, err));
+    if (skipped_out)
+        *skipped_out = !scaler->is_finite;
+    if (scaler->is_finite)
+        FSDP_TRY(fsdp_optim_step(optim, err));
+    else
+        optim_drop_grads(optim);
+    if (!fsdp_root_awaits_step(optim->root, NULL))
+        adapt(scaler);
+    return FSDP_OK;
+}
+
+/* --- schedules -------------------------------------------------------------------------------- */
+
+/* The progress between the end of the warm-up and the last step, 0 to 1. */
+static double progress(const fsdp_schedule *schedule, int64_t step)
+{
+    if (step >= schedule->total || schedule->total <= schedule->warmup)
+        return 1;
+    return (double)(step - schedule->warmup) / (double)(schedule->total - schedule->warmup);
+}
+
+double fsdp_schedule_factor(const fsdp_schedule *schedule, int64_t step)
+{
+    if (!schedule)
+        return 1;
+    const double pi = 3.14159265358979323846;
+    if (step < schedule->warmup)
+        return (double)(step + 1) / (double)schedule->warmup;
+    double rest = 1 - progress(schedule, step);
+    if (schedule->kind == FSDP_SCHEDULE_CONSTANT)
+        return 1;
+    if (schedule->kind == FSDP_SCHEDULE_COSINE)
+        rest = (1 - cos(pi * rest)) / 2;
+    return schedule->end + (1 - schedule->end) * rest;
 }

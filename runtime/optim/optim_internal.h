@@ -1,7 +1,6 @@
 /*
- * Private interface of optimizers: state per parameter, in the order of the model. optim.c makes it and
- * steps; optim_clip.c computes norms of gradients, optim_scaler.c scales losses; optim_state.c describes the
- * state for saving and loading (state_internal.h).
+ * Private interface of optimizers: state per parameter, in the order of the model. optim.c makes it, steps,
+ * describes it for saving and loading (state_internal.h), computes norms of gradients and scales losses.
  *
  * In: a root and its gradients, after a backward. Out: changed shards and moments, in the compute stream.
  * Programs call optim.h between steps; state/ and wrap/ call this header.
@@ -65,25 +64,8 @@ void fsdp_optim_refresh_master(fsdp_optim_state *state);
 void fsdp_root_refresh_masters(fsdp_root *root, const fsdp_param *param);
 /* True when gradients wait for an optimizer of the root; group: only those of the group, NULL: all. */
 bool fsdp_root_awaits_step(const fsdp_root *root, const fsdp_group *group);
-/* Drops the gradients of its parameters, except those that wait for another optimizer. */
-void fsdp_optim_drop_grads(fsdp_optim *optim);
 /* fsdp_optim_describe_state for a state of the optimizer. */
 size_t fsdp_optim_state_tensors(const fsdp_optim *optim, fsdp_optim_state *state,
                                 fsdp_optim_tensor tensors_out[FSDP_OPTIM_TENSORS]);
-
-/* The gradients of this rank, for kernels, and staging memory for a result of each. */
-typedef struct fsdp_grad_list {
-    fsdp_device *device;
-    fsdp_span *spans;
-    size_t count, room;
-    double *sums;
-} fsdp_grad_list;
-/* counts: which to list; NULL: all. After a failure, too, the list is released. */
-fsdp_status fsdp_grad_list_take(fsdp_root *root, bool (*counts)(const fsdp_param *param),
-                                fsdp_grad_list *list_out, fsdp_error *err);
-void fsdp_grad_list_release(fsdp_grad_list *list);     /* streams are done with it */
-
-/* Sum, or maximum, of one number over all ranks that hold parts of the root's parameters, in rank order. */
-fsdp_status fsdp_root_fold(fsdp_root *root, double *value, fsdp_fold fold, const char *what, fsdp_error *err);
 
 #endif
