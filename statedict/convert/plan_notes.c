@@ -7,7 +7,6 @@
 #include "statedict/convert/convert_job.h"
 
 #include "statedict/checkpoint/unread.h"
-#include "statedict/select/part_text.h"
 
 #include <inttypes.h>
 #include <string.h>

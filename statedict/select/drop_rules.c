@@ -3,7 +3,6 @@
 
 #include "base/core/mem.h"
 #include "base/data/value_internal.h"
-#include "statedict/select/excess.h"
 #include "statedict/select/expression.h"
 #include "statedict/select/tensor_kinds.h"
 

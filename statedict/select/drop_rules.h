@@ -6,6 +6,10 @@
 #include "base/data/text_pairs.h"
 #include <fsdp/convert.h>
 
+/* Arguments begin with these, or are one of a few words, or an expression. */
+#define FSDP_DROP_DTYPE "dtype:"
+#define FSDP_DROP_TENSORS "tensors:"
+
 typedef struct fsdp_drop_rules fsdp_drop_rules;
 
 /* FSDP_ERR_USAGE for a wrong expression, dtype or kind of tensors. */

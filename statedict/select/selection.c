@@ -1,23 +1,537 @@
 /* The entries of a target and their names: see selection.h. */
 #include "statedict/select/selection.h"
-
 #include "base/core/mem.h"
+#include "base/data/name_path.h"
 #include "base/data/value_internal.h"
-#include "statedict/select/cast_rules.h"
-#include "statedict/select/drop_rules.h"
-#include "statedict/select/excess.h"
-#include "statedict/select/expression.h"
-#include "statedict/select/model_part.h"
-#include "statedict/select/part_text.h"
+#include "base/text.h"
 #include "statedict/sd/layout_internal.h"
 #include "statedict/sd/names.h"
+#include "statedict/select/drop_rules.h"
+#include "statedict/select/expression.h"
 #include "statedict/select/rename.h"
 #include "statedict/select/scales.h"
 #include "statedict/select/tensor_kinds.h"
-#include "statedict/select/tensor_units.h"
 #include <fsdp/filter.h>
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
+
+/* === tensors of subclasses ==================================================================== */
+
+/*
+ * Tensors of subclasses without a storage of their own (torchao's AffineQuantizedTensor and Float8Tensor): a
+ * source lists such a tensor as a value of its class, and its members (the numbers, their scale) below its
+ * name. Only together they are weights, so that a selection takes all of them or none.
+ */
+
+static bool unit_has_member(const fsdp_selected *selected, size_t entry)
+{
+    return selected[entry].unit != 0 && selected[entry].unit != entry + 1;
+}
+
+/* --- finding ---------------------------------------------------------------------------------- */
+
+/* The end of the element of a name after `begin`: of a key where nesting is known, else the next dot. */
+static size_t end_of_element(const fsdp_entry *entry, size_t number, size_t begin)
+{
+    if (entry->path)
+        return number < entry->path_count ? begin + fsdp_path_bytes(entry->path[number])
+                                          : entry->name_size;
+    const char *dot = memchr(entry->name + begin, '.', entry->name_size - begin);
+    return dot ? (size_t)(dot - entry->name) : entry->name_size;
+}
+
+/* The tensor of a subclass in which the entry is, -1 for none. A subclass may hold a second one: the outer
+ * one counts. */
+static int64_t find_unit(const fsdp_sd *sd, const bool *are_units, const fsdp_entry *entry)
+{
+    size_t end = end_of_element(entry, 0, 0);
+    for (size_t number = 1; end < entry->name_size; number++) {
+        int64_t found = fsdp_sd_find(sd, entry->name, end);
+        if (found >= 0 && are_units[found])
+            return found;
+        end = end_of_element(entry, number, end + 1);
+    }
+    return -1;
+}
+
+static void join_units(const fsdp_sd *sd, const bool *are_units, fsdp_selected *selected)
+{
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        int64_t unit = find_unit(sd, are_units, fsdp_sd_at(sd, i));
+        if (unit < 0)
+            continue;
+        selected[unit].unit = selected[i].unit = (size_t)unit + 1;
+        selected[i].kind = selected[unit].kind;
+    }
+}
+
+/* Fills in the kinds and the units of selected, which has an item per entry of sd. A member has the kind of
+ * its unit. */
+static fsdp_status units_find(const fsdp_sd *sd, fsdp_selected *selected, fsdp_error *err)
+{
+    bool has_units = false;
+    bool *are_units = fsdp_alloc(fsdp_sd_count(sd), sizeof *are_units);
+    if (!are_units)
+        return fsdp_fail_memory(err, "a selection");
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        selected[i].kind = fsdp_tensor_kind(fsdp_sd_at(sd, i), &are_units[i]);
+        has_units = has_units || are_units[i];
+    }
+    if (has_units)
+        join_units(sd, are_units, selected);
+    fsdp_free(are_units);
+    return FSDP_OK;
+}
+
+/* --- checking --------------------------------------------------------------------------------- */
+
+static fsdp_status fail_part(const fsdp_sd *sd, size_t unit, size_t member, bool is_kept,
+                             fsdp_error *err)
+{
+    const fsdp_entry *whole = fsdp_sd_at(sd, unit), *part = fsdp_sd_at(sd, member);
+    char name[160], other[160];
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' is one tensor of a subclass, and its part '%s' is %s: patterns take all "
+                     "of it, or nothing; to get its numbers alone, save it as a plain tensor in "
+                     "Python",
+                     fsdp_printable(whole->name, whole->name_size, name, sizeof name),
+                     fsdp_printable(part->name, part->name_size, other, sizeof other),
+                     is_kept ? "taken without the rest" : "left out");
+}
+
+/* FSDP_ERR_USAGE names a unit of which the selection takes only some entries. */
+static fsdp_status units_check(const fsdp_sd *sd, const fsdp_selected *selected, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        size_t unit = selected[i].unit - 1;
+        if (unit_has_member(selected, i) && selected[i].is_kept != selected[unit].is_kept)
+            return fail_part(sd, unit, i, selected[i].is_kept, err);
+    }
+    return FSDP_OK;
+}
+
+/* === cast rules =============================================================================== */
+
+/* The rules of --dtype and --dtype-for: they decide the dtype of every tensor in a conversion. */
+
+/* One --dtype-for. */
+typedef struct cast_rule {
+    regex_t expression;
+    fsdp_dtype dtype; /* NONE: keep */
+} cast_rule;
+
+typedef struct cast_rules {
+    fsdp_dtype model; /* NONE: keep */
+    cast_rule *items;
+    size_t count;
+} cast_rules;
+
+static bool is_castable(fsdp_dtype dtype)
+{
+    const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+    return info && info->is_float;
+}
+
+const char *fsdp_castable_at(size_t i)
+{
+    for (int dtype = 1; dtype < FSDP_DTYPE_COUNT; dtype++)
+        if (is_castable((fsdp_dtype)dtype) && i-- == 0)
+            return fsdp_dtype_name((fsdp_dtype)dtype);
+    return NULL;
+}
+
+/* --- reading ---------------------------------------------------------------------------------- */
+
+/* "Q4_K_M", "iq2_xs": names of llama.cpp for files of several types of blocks. */
+static bool is_mixture(const char *text)
+{
+    text += *text == 'i' || *text == 'I';
+    return (*text == 'q' || *text == 'Q') && text[1] >= '1' && text[1] <= '8';
+}
+
+static fsdp_status fail_dtype(const char *text, const char *option, fsdp_error *err)
+{
+    if (is_mixture(text))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "%s: '%.40s' is not supported; did you mean 'q8_0' or 'q4_0' (--to gguf)? "
+                         "llama-quantize of llama.cpp makes it from a GGUF file in bf16",
+                         option, text);
+    fsdp_text known = {0};
+    for (size_t i = 0; fsdp_castable_at(i); i++)
+        fsdp_text_addf(&known, ", %s", fsdp_castable_at(i));
+    fsdp_status st =
+        fsdp_fail(err, FSDP_ERR_USAGE, "%s: '%.40s' is not a dtype to cast to; known are keep%.*s",
+                  option, text, (int)known.size, known.data ? known.data : "");
+    fsdp_text_release(&known);
+    return st;
+}
+
+static fsdp_status parse_dtype(const char *text, const char *option, fsdp_dtype *dtype_out,
+                               fsdp_error *err)
+{
+    bool keeps = strcmp(text, "keep") == 0;
+    *dtype_out = keeps ? FSDP_DTYPE_NONE : fsdp_dtype_from_typed(text, strlen(text));
+    if (keeps || is_castable(*dtype_out))
+        return FSDP_OK;
+    return fail_dtype(text, option, err);
+}
+
+/* "RE=T"; an expression may hold a '='. */
+static fsdp_status parse_rule(const char *text, cast_rule *rule, fsdp_error *err)
+{
+    const char *sign = strrchr(text, '=');
+    if (!sign)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "--dtype-for '%.80s' has no '='; a rule is REGEX=DTYPE, such as "
+                         "'norm=f32'",
+                         text);
+    FSDP_TRY(parse_dtype(sign + 1, "--dtype-for", &rule->dtype, err));
+    char *expression = fsdp_strndup(text, (size_t)(sign - text));
+    if (!expression)
+        return fsdp_fail_memory(err, "rules");
+    fsdp_status st = fsdp_expression_compile(expression, REG_NOSUB, &rule->expression, err);
+    fsdp_free(expression);
+    return st;
+}
+
+static fsdp_status parse_all(const fsdp_select_opts *opts, cast_rules *rules, fsdp_error *err)
+{
+    rules->items = fsdp_alloc(opts->dtype_rule_count, sizeof *rules->items);
+    if (!rules->items)
+        return fsdp_fail_memory(err, "rules");
+    if (opts->dtype)
+        FSDP_TRY(parse_dtype(opts->dtype, "--dtype", &rules->model, err));
+    for (; rules->count < opts->dtype_rule_count; rules->count++)
+        FSDP_TRY(parse_rule(opts->dtype_rules[rules->count], &rules->items[rules->count], err));
+    return FSDP_OK;
+}
+
+/* Accepts NULL. */
+static void cast_rules_free(cast_rules *rules)
+{
+    if (!rules)
+        return;
+    for (size_t i = 0; i < rules->count; i++)
+        regfree(&rules->items[i].expression);
+    fsdp_free(rules->items);
+    fsdp_free(rules);
+}
+
+/* FSDP_ERR_USAGE for a malformed rule or a dtype that casts cannot produce. */
+static fsdp_status cast_rules_create(const fsdp_select_opts *opts, cast_rules **rules_out,
+                                     fsdp_error *err)
+{
+    FSDP_TRY(fsdp_expressions_check(opts->dtype_rules, opts->dtype_rule_count, "--dtype-for", err));
+    cast_rules *rules = fsdp_alloc(1, sizeof *rules);
+    if (!rules)
+        return fsdp_fail_memory(err, "rules");
+    fsdp_status st = parse_all(opts, rules, err);
+    if (st == FSDP_OK)
+        *rules_out = rules;
+    else
+        cast_rules_free(rules);
+    return st;
+}
+
+/* --- deciding --------------------------------------------------------------------------------- */
+
+/* A packed or quantized float: --dtype applies to it, although casts do not support it, so the
+ * rule must fail. */
+static bool is_packed_float(fsdp_dtype dtype)
+{
+    const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+    return (info && info->values > 1) || dtype == FSDP_F4_E2M1FN_X2 || dtype == FSDP_F6_E2M3 ||
+           dtype == FSDP_F6_E3M2;
+}
+
+/* The dtype of the result. FSDP_DTYPE_NONE when a rule demands a cast that `dtype` does not allow. */
+static fsdp_dtype cast_rules_decide(const cast_rules *rules, const char *name, size_t name_size,
+                                    fsdp_dtype dtype, bool is_optim)
+{
+    fsdp_dtype wanted = rules->model;
+    for (size_t i = 0; i < rules->count; i++) {
+        if (!fsdp_expression_matches(&rules->items[i].expression, name, name_size))
+            continue;
+        wanted = rules->items[i].dtype;
+        return wanted == FSDP_DTYPE_NONE || wanted == dtype ? dtype
+               : is_castable(dtype)                         ? wanted
+                                                            : FSDP_DTYPE_NONE;
+    }
+    if (wanted == FSDP_DTYPE_NONE || is_optim)
+        return dtype;
+    return is_castable(dtype) ? wanted : is_packed_float(dtype) ? FSDP_DTYPE_NONE : dtype;
+}
+
+/* === what the format cannot hold ============================================================== */
+
+/* Takes the place of an argument of --drop: the cast to that dtype was requested, and the format cannot hold
+ * its result. */
+#define FSDP_CAST_TO "cast to "
+
+typedef struct excess_group {
+    char drop[40];
+    fsdp_name_list names;
+} excess_group;
+
+/* Entries that a format cannot hold, by the --drop that removes them. Zero-initialise. */
+typedef struct excess_list {
+    excess_group *groups;
+    size_t count, room;
+    bool holds_values; /* the format holds others than these */
+    bool has_pieces;   /* ranks' pieces of parameters without shapes are among them */
+    bool has_units;    /* tensors of subclasses are among them */
+    bool has_weights;  /* weights remain without them */
+} excess_list;
+
+static fsdp_status excess_add(excess_list *excess, const char *drop, const char *name, size_t size,
+                              fsdp_error *err)
+{
+    size_t i = 0;
+    while (i < excess->count && strcmp(excess->groups[i].drop, drop) != 0)
+        i++;
+    if (i == excess->count) {
+        if (!fsdp_grow(&excess->groups, &excess->room, i + 1, sizeof *excess->groups))
+            return fsdp_fail_memory(err, "a list of names");
+        excess->groups[i] = (excess_group){0};
+        snprintf(excess->groups[i].drop, sizeof excess->groups[i].drop, "%s", drop);
+        excess->count++;
+    }
+    return fsdp_names_add(&excess->groups[i].names, name, size)
+               ? FSDP_OK
+               : fsdp_fail_memory(err, "a list of names");
+}
+
+static void excess_release(excess_list *excess)
+{
+    for (size_t i = 0; i < excess->count; i++)
+        fsdp_names_release(&excess->groups[i].names);
+    fsdp_free(excess->groups);
+}
+
+/* The part of the argument after `begin`, NULL when it begins otherwise. */
+static const char *behind(const char *drop, const char *begin)
+{
+    return strncmp(drop, begin, strlen(begin)) == 0 ? drop + strlen(begin) : NULL;
+}
+
+static bool is_cast(const excess_group *group)
+{
+    return behind(group->drop, FSDP_CAST_TO) != NULL;
+}
+
+/* "2 values", "1 quantized tensor", "3 tensors of f8_e4m3fn", "1 flat parameter" */
+static void add_count(const excess_group *group, fsdp_text *text)
+{
+    size_t count = group->names.count;
+    const char *end = count == 1 ? "" : "s", *kind = behind(group->drop, FSDP_DROP_TENSORS);
+    const char *dtype = behind(group->drop, FSDP_DROP_DTYPE);
+    if (kind && strcmp(kind, "flat") == 0)
+        fsdp_text_addf(text, "%zu flat parameter%s", count, end);
+    else if (kind)
+        fsdp_text_addf(text, "%zu %s tensor%s", count, kind, end);
+    else if (dtype)
+        fsdp_text_addf(text, "%zu tensor%s of %s", count, end, dtype);
+    else if (is_cast(group))
+        fsdp_text_addf(text, "%zu tensor%s that %s %s", count, end, count == 1 ? "is" : "are",
+                       group->drop);
+    else if (strcmp(group->drop, "opaque") == 0)
+        fsdp_text_addf(text, "%zu opaque value%s", count, end);
+    else
+        fsdp_text_addf(text, "%zu value%s", count, end);
+}
+
+/* The first names: the room of a message is shared by all groups. */
+static void add_names(const excess_group *group, size_t most, fsdp_text *text)
+{
+    size_t start = text->size;
+    fsdp_text_addf(text, ":");
+    for (size_t i = 0; i < group->names.count; i++) {
+        if (i > 0 && text->size - start > most) {
+            fsdp_text_addf(text, " and %zu more", group->names.count - i);
+            return;
+        }
+        fsdp_text_addf(text, "%s '%s'", i ? "," : "", group->names.items[i]);
+    }
+}
+
+/* Reading the whole is better than leaving out a part, where that is possible. */
+static void add_other_ways(const excess_list *excess, fsdp_text *text)
+{
+    for (size_t i = 0; i < excess->count; i++) {
+        const char *kind = behind(excess->groups[i].drop, FSDP_DROP_TENSORS);
+        if (kind && strcmp(kind, "void") == 0)
+            fsdp_text_addf(text, "; --void-as bf16 reads elements of 2 bytes as bf16");
+        if (kind && strcmp(kind, "flat") == 0 && !excess->has_pieces)
+            fsdp_text_addf(text, "; rank files name its parts where the units' shard_metadata was "
+                                 "saved beside it");
+    }
+    if (excess->has_pieces)
+        fsdp_text_addf(text, "; the ranks have pieces of parameters, whose shapes --like MODEL "
+                             "gives: a Hugging Face directory or a checkpoint of the model");
+}
+
+/* Leaving these out would leave no model. */
+static void add_reason(const excess_list *excess, fsdp_text *text)
+{
+    if (excess->has_units)
+        fsdp_text_addf(text,
+                       "; a tensor of a subclass is one unit, with its scale: in Python, save "
+                       "it as a plain tensor (dequantize()), or keep it whole with --to dcp "
+                       "--opaque copy");
+    else
+        fsdp_text_addf(text, "; without them no weights are left to convert: fsdp-ls lists what "
+                             "the source holds");
+}
+
+/* Ends with the arguments: tools/convert/convert_advice.c makes a command line of them. */
+static void add_advice(const excess_list *excess, fsdp_text *text)
+{
+    bool is_first = true, may_drop = excess->has_weights && !excess->has_units;
+    if (!may_drop)
+        add_reason(excess, text);
+    for (size_t i = 0; i < excess->count && may_drop; i++) {
+        if (is_cast(&excess->groups[i]))
+            continue;
+        fsdp_text_addf(text, "%s --drop %s", is_first ? "; leave out with" : "",
+                       excess->groups[i].drop);
+        is_first = false;
+    }
+    for (size_t i = 0; i < excess->count; i++)
+        if (is_cast(&excess->groups[i]))
+            fsdp_text_addf(text,
+                           "; it has no %s: choose another --dtype, or keep tensors as they "
+                           "are with --dtype-for 'RE=keep'",
+                           behind(excess->groups[i].drop, FSDP_CAST_TO));
+}
+
+/* FSDP_ERR_USAGE: counts and names the entries of each group and ends with what to type, unless a model would
+ * lose its weights by it. */
+static fsdp_status excess_fail(const excess_list *excess, const char *format, fsdp_error *err)
+{
+    enum { SHOWN_BYTES = 300 };
+    fsdp_text text = {0};
+    bool only_values = excess->count == 1 && !excess->holds_values &&
+                       strcmp(excess->groups[0].drop, "values") == 0;
+    fsdp_text_addf(&text, only_values ? "%s holds tensors only" : "%s cannot hold everything",
+                   format);
+    for (size_t i = 0; i < excess->count; i++) {
+        fsdp_text_addf(&text, "; ");
+        add_count(&excess->groups[i], &text);
+        add_names(&excess->groups[i], SHOWN_BYTES / excess->count, &text);
+    }
+    add_other_ways(excess, &text);
+    if (!excess->has_pieces) /* what is left would have no weights */
+        add_advice(excess, &text);
+    fsdp_text_add(&text, "", 1);
+    fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
+                                 : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
+    fsdp_text_release(&text);
+    return st;
+}
+
+/* === parts for people ========================================================================= */
+
+enum { FSDP_PART_LABELS = 40, FSDP_PART_SHOWN = 6 };
+
+typedef struct part_label {
+    const char *label;
+    size_t size;
+    fsdp_part_kind kind;
+    int64_t tensors;
+    bool is_kept;
+} part_label;
+
+/* Zero-initialised but for parts and part. */
+typedef struct part_list {
+    const fsdp_parts *parts;
+    const char *part; /* of --part, or NULL */
+    part_label items[FSDP_PART_LABELS];
+    size_t count, more; /* more: entries under further labels */
+} part_list;
+
+static part_label label_of(const part_list *list, const fsdp_entry *entry, bool is_kept)
+{
+    part_label found = {.kind = fsdp_part_of(list->parts, entry), .is_kept = is_kept};
+    found.label = fsdp_part_label_of(list->parts, entry, &found.size);
+    if (found.kind == FSDP_PART_MODEL)
+        found.label = list->part ? list->part : "model";
+    if (found.kind == FSDP_PART_OPTIM)
+        found.label = "optimizer";
+    if (found.kind == FSDP_PART_MODEL || found.kind == FSDP_PART_OPTIM)
+        found.size = strlen(found.label);
+    return found;
+}
+
+static void part_list_add(part_list *list, const fsdp_entry *entry, bool is_kept)
+{
+    part_label found = label_of(list, entry, is_kept);
+    size_t at = 0;
+    while (at < list->count &&
+           (list->items[at].is_kept != is_kept || list->items[at].size != found.size ||
+            memcmp(list->items[at].label, found.label, found.size) != 0))
+        at++;
+    if (at == FSDP_PART_LABELS) {
+        list->more++;
+        return;
+    }
+    if (at == list->count)
+        list->items[list->count++] = found;
+    list->items[at].tensors += entry->kind == FSDP_ENTRY_TENSOR;
+}
+
+static void add_part(const part_label *item, fsdp_text *line)
+{
+    char shown[80];
+    if (item->is_kept && item->tensors == 0)
+        return;
+    fsdp_text_addf(line, "%s%s", line->size > 0 ? " · " : "",
+                   fsdp_printable(item->label, item->size, shown, sizeof shown));
+    if (item->tensors > 0 && item->kind != FSDP_PART_OPTIM && item->kind != FSDP_PART_STATE)
+        fsdp_text_addf(line, " %" PRId64, item->tensors);
+    fsdp_text_addf(line, item->is_kept ? "" : " left out");
+}
+
+/* The part that is taken stands first, then weights, the optimizer, and the rest. */
+static int rank_of(const part_label *item)
+{
+    if (item->is_kept)
+        return 0;
+    if (item->tensors > 0 && item->kind == FSDP_PART_WEIGHTS)
+        return 1;
+    return item->kind == FSDP_PART_OPTIM ? 2 : 3;
+}
+
+static fsdp_status part_list_spell(const part_list *list, fsdp_part_text *text, fsdp_error *err)
+{
+    size_t shown = 0, more = list->more;
+    for (int round = 0; round <= 3; round++)
+        for (size_t i = 0; i < list->count; i++) {
+            const part_label *item = &list->items[i];
+            if (rank_of(item) != round)
+                continue;
+            if (shown < FSDP_PART_SHOWN)
+                add_part(item, &text->line);
+            else
+                more++;
+            shown++;
+            if (round == 1 && text->other.size == 0)
+                fsdp_text_add(&text->other, item->label, item->size);
+        }
+    if (more > 0)
+        fsdp_text_addf(&text->line, " · %zu more left out", more);
+    return text->line.failed || text->other.failed ? fsdp_fail_memory(err, "a list of parts")
+                                                   : FSDP_OK;
+}
+
+static void part_text_release(fsdp_part_text *text)
+{
+    fsdp_text_release(&text->line);
+    fsdp_text_release(&text->other);
+}
+
+/* === selection ================================================================================ */
 
 struct fsdp_selection {
     fsdp_selected *entries;
@@ -43,7 +557,7 @@ typedef struct selecting {
     fsdp_filter *filter;
     fsdp_drop_rules *drops;
     fsdp_rename **renames;
-    fsdp_cast_rules *casts;
+    cast_rules *casts;
     fsdp_only only;
     fsdp_parts parts;
     bool takes_model; /* and nothing beside it, as parts knows it */
@@ -138,8 +652,8 @@ static fsdp_dtype decide_dtype(const selecting *work, size_t i)
     const fsdp_entry *named = follows ? fsdp_sd_at(work->sd, entry->target) : entry;
     if (work->selection->entries[i].unit)
         return dtype_of(work->sd, entry);
-    return fsdp_cast_rules_decide(work->casts, named->name, named->name_size,
-                                  dtype_of(work->sd, entry), is_optim(work, named));
+    return cast_rules_decide(work->casts, named->name, named->name_size, dtype_of(work->sd, entry),
+                             is_optim(work, named));
 }
 
 static fsdp_status fail_uncastable(const fsdp_name_list *names, fsdp_error *err)
@@ -228,7 +742,7 @@ static const char *excess_of(const selecting *work, size_t i, char drop[40])
 {
     const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
     const fsdp_selected *selected = &work->selection->entries[i];
-    const char *kind = fsdp_unit_has_member(work->selection->entries, i) ? NULL : selected->kind;
+    const char *kind = unit_has_member(work->selection->entries, i) ? NULL : selected->kind;
     const fsdp_format_writer *writer = work->target->writer;
     const fsdp_caps caps = work->target->caps;
     bool is_value = entry->kind == FSDP_ENTRY_VALUE;
@@ -274,13 +788,13 @@ static bool is_judged(const selecting *work, size_t i)
 {
     const fsdp_selected *selected = &work->selection->entries[i];
     char room[40];
-    return selected->is_kept && (!fsdp_unit_has_member(work->selection->entries, i) ||
+    return selected->is_kept && (!unit_has_member(work->selection->entries, i) ||
                                  !excess_of(work, selected->unit - 1, room));
 }
 
 static fsdp_status check_limits(const selecting *work, fsdp_error *err)
 {
-    fsdp_excess excess = {.holds_values = work->target->caps.values};
+    excess_list excess = {.holds_values = work->target->caps.values};
     fsdp_status st = FSDP_OK;
     if (work->target->caps.nameless)
         FSDP_TRY(check_one(work, err));
@@ -294,12 +808,12 @@ static fsdp_status check_limits(const selecting *work, fsdp_error *err)
         excess.has_weights = excess.has_weights || (!drop && selected->is_weight);
         excess.has_units = excess.has_units || (drop && selected->unit);
         if (drop)
-            st = fsdp_excess_add(&excess, drop, entry->name, entry->name_size, err);
+            st = excess_add(&excess, drop, entry->name, entry->name_size, err);
         excess.has_pieces = excess.has_pieces || (drop && fsdp_is_flat_piece(work->sd, entry));
     }
     if (st == FSDP_OK && excess.count > 0)
-        st = fsdp_excess_fail(&excess, work->target->name, err);
-    fsdp_excess_release(&excess);
+        st = excess_fail(&excess, work->target->name, err);
+    excess_release(&excess);
     return st;
 }
 
@@ -445,7 +959,7 @@ static fsdp_status take_rules(selecting *work, fsdp_error *err)
     if (!work->renames)
         return fsdp_fail_memory(err, "rules");
     FSDP_TRY(fsdp_filter_create(opts->include, opts->exclude, &work->filter, err));
-    FSDP_TRY(fsdp_cast_rules_create(opts, &work->casts, err));
+    FSDP_TRY(cast_rules_create(opts, &work->casts, err));
     FSDP_TRY(fsdp_drop_rules_create(opts, &work->drops, err));
     for (size_t i = 0; i < opts->rename_count; i++)
         FSDP_TRY(fsdp_rename_create(opts->renames[i], &work->renames[i], err));
@@ -459,7 +973,7 @@ static void release_rules(selecting *work)
     fsdp_drop_rules_free(work->drops);
     fsdp_free(work->renames);
     fsdp_filter_free(work->filter);
-    fsdp_cast_rules_free(work->casts);
+    cast_rules_free(work->casts);
 }
 
 static bool has_tensors(const fsdp_sd *sd)
@@ -511,15 +1025,15 @@ static fsdp_status fail_empty(const selecting *work, fsdp_error *err)
 
 static fsdp_status describe_parts(selecting *work, fsdp_error *err)
 {
-    fsdp_part_list list = {.parts = &work->parts, .part = work->opts->part};
+    part_list list = {.parts = &work->parts, .part = work->opts->part};
     for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
         bool kept = work->selection->entries[i].is_kept;
         const fsdp_entry whole = judged(work, i);
         if (kept || !is_taken(work, &whole))
-            fsdp_part_list_add(&list, entry, kept);
+            part_list_add(&list, entry, kept);
     }
-    return fsdp_part_list_spell(&list, &work->selection->parts, err);
+    return part_list_spell(&list, &work->selection->parts, err);
 }
 
 /* A model for a loader has elements, and each of its names once. */
@@ -561,7 +1075,7 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
     FSDP_TRY(fsdp_parts_find(work->sd, work->known, work->opts->part, &work->parts, err));
     if (count > 0)
         FSDP_TRY(fsdp_drop_rules_check(work->drops, work->sd, err));
-    FSDP_TRY(fsdp_units_find(work->sd, work->selection->entries, err));
+    FSDP_TRY(units_find(work->sd, work->selection->entries, err));
     for (size_t i = 0; i < count; i++)
         work->selection->entries[i].is_kept =
             !(work->is_missing && work->is_missing[i]) && is_kept(work, i);
@@ -569,7 +1083,7 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
         FSDP_TRY(describe_parts(work, err));
     if (work->selection->kept == 0 && count > 0)
         return fail_empty(work, err);
-    FSDP_TRY(fsdp_units_check(work->sd, work->selection->entries, err));
+    FSDP_TRY(units_check(work->sd, work->selection->entries, err));
     FSDP_TRY(check_model(work, err));
     FSDP_TRY(decide_dtypes(work, err));
     FSDP_TRY(fsdp_scales_check(work->sd, work->selection->entries, &work->selection->scales, err));
@@ -620,7 +1134,7 @@ void fsdp_selection_free(fsdp_selection *selection)
     if (!selection)
         return;
     fsdp_arena_release(&selection->names);
-    fsdp_part_text_release(&selection->parts);
+    part_text_release(&selection->parts);
     fsdp_free(selection->entries);
     fsdp_free(selection);
 }

@@ -8,11 +8,9 @@
  * Steps, in this order:
  *   filter.c       patterns of names (include, exclude), by expression.c
  *   model_part.c   the model among what a trainer keeps beside it
- *   selection.c    the parts that are taken; --drop; what the format cannot hold; names that collide
- *   tensor_kinds.c tensors that are listed as values: quantized, sparse, ...
- *   tensor_units.c tensors of subclasses, with their members
- *   excess.c       the message about entries that the format cannot hold
- *   cast_rules.c   the dtype of every tensor; cast_box.c casts the elements later
+ *   selection.c    the parts that are taken; what the format cannot hold; names that collide; tensors of
+ *                  subclasses, with their members; the dtype of every tensor (cast_box.c casts later)
+ *   drop_rules.c   --drop, by tensor_kinds.c of tensors that are listed as values: quantized, sparse, ...
  *   rename.c       new names
  *   relayout.c     the layout of the result
  */
@@ -93,8 +91,13 @@ void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry);
 /* True when the selection has a weight that --drop opaque leaves in. */
 bool fsdp_selection_has_weights(const fsdp_selection *selection, const fsdp_sd *sd);
 
-/* The parts that are taken and left out, for people; empty when nothing is left out. */
-const struct fsdp_part_text *fsdp_selection_parts(const fsdp_selection *selection);
+/* The parts that are taken and left out, for people: "model 29 · ema 29 left out · optimizer left out". */
+typedef struct fsdp_part_text {
+    fsdp_text line;
+    fsdp_text other;           /* the label of weights that were left out; empty: none */
+} fsdp_part_text;
+/* Empty when nothing is left out. */
+const fsdp_part_text *fsdp_selection_parts(const fsdp_selection *selection);
 
 void fsdp_selection_count(const fsdp_selection *selection, fsdp_selection_counts *counts_out);
 

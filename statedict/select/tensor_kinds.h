@@ -14,7 +14,7 @@
 
 /* The kind of the tensor that an entry is, or that its value holds; NULL: none. An object that a checkpoint
  * holds as a blob is looked into. *is_subclass_out: the value is a tensor whose members may be listed, too
- * (tensor_units.h). */
+ * (selection.c). */
 const char *fsdp_tensor_kind(const fsdp_entry *entry, bool *is_subclass_out);
 
 /* True for a value that holds each rank's piece of a parameter: a flat parameter of its unit is next to
