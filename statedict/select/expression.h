@@ -17,8 +17,4 @@ fsdp_status fsdp_expressions_check(const char *const *texts, size_t count, const
 /* True when it matches anywhere in the text, which may hold NUL. */
 bool fsdp_expression_matches(const regex_t *expression, const char *text, size_t size);
 
-/* Finds the first match at or after `from`; groups[0] is the whole match. */
-bool fsdp_expression_find(const regex_t *expression, const char *text, size_t from, size_t size,
-                          regmatch_t *groups, size_t group_count);
-
 #endif

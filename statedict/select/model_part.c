@@ -423,12 +423,3 @@ fsdp_status fsdp_parts_add_optim_rule(const fsdp_parts *parts, fsdp_text *rules,
     }
     return FSDP_OK;
 }
-
-bool fsdp_entry_is_double(const fsdp_sd *sd, const fsdp_entry *entry)
-{
-    const char *mark = memrchr(entry->name, '#', entry->name_size);
-    size_t size = mark ? (size_t)(mark - entry->name) : 0;
-    return mark && size + 1 < entry->name_size &&
-           strspn(mark + 1, "0123456789") + size + 1 == entry->name_size &&
-           fsdp_sd_find(sd, entry->name, size) >= 0;
-}

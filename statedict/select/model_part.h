@@ -49,9 +49,6 @@ const char *fsdp_part_label_of(const fsdp_parts *parts, const fsdp_entry *entry,
 fsdp_status fsdp_parts_add_optim_rule(const fsdp_parts *parts, fsdp_text *rules, size_t *count,
                                       fsdp_error *err);
 
-/* True for "NAME#2", which is what a source calls the second tensor of a name. */
-bool fsdp_entry_is_double(const fsdp_sd *sd, const fsdp_entry *entry);
-
 /* Adds the rules (s/REGEX/NEW/, a zero after each) that strip the root, and elements that wrappers put into
  * names, as far as names of the model have them. */
 fsdp_status fsdp_parts_add_rules(const fsdp_parts *parts, fsdp_text *rules, size_t *count_out,

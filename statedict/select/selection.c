@@ -10,7 +10,6 @@
 #include "statedict/select/expression.h"
 #include "statedict/select/rename.h"
 #include "statedict/select/scales.h"
-#include "statedict/select/tensor_kinds.h"
 #include <fsdp/filter.h>
 
 #include <inttypes.h>
@@ -1036,6 +1035,16 @@ static fsdp_status describe_parts(selecting *work, fsdp_error *err)
     return part_list_spell(&list, &work->selection->parts, err);
 }
 
+/* True for "NAME#2", which is what a source calls the second tensor of a name. */
+static bool is_double(const fsdp_sd *sd, const fsdp_entry *entry)
+{
+    const char *mark = memrchr(entry->name, '#', entry->name_size);
+    size_t size = mark ? (size_t)(mark - entry->name) : 0;
+    return mark && size + 1 < entry->name_size &&
+           strspn(mark + 1, "0123456789") + size + 1 == entry->name_size &&
+           fsdp_sd_find(sd, entry->name, size) >= 0;
+}
+
 /* A model for a loader has elements, and each of its names once. */
 static fsdp_status check_model(const selecting *work, fsdp_error *err)
 {
@@ -1047,7 +1056,7 @@ static fsdp_status check_model(const selecting *work, fsdp_error *err)
         char name[160];
         if (!work->selection->entries[i].is_kept || entry->kind == FSDP_ENTRY_VALUE)
             continue;
-        if (fsdp_entry_is_double(work->sd, entry))
+        if (is_double(work->sd, entry))
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "the source holds two tensors of one name, and '%s' is the second; "
                              "choose by --exclude, or --rename it",

@@ -10,8 +10,8 @@
  *   model_part.c   the model among what a trainer keeps beside it
  *   selection.c    the parts that are taken; what the format cannot hold; names that collide; tensors of
  *                  subclasses, with their members; the dtype of every tensor (cast_box.c casts later)
- *   drop_rules.c   --drop, by tensor_kinds.c of tensors that are listed as values: quantized, sparse, ...
- *   rename.c       new names
+ *   drop_rules.c   --drop; kinds of tensors that are listed as values: quantized, sparse, ...
+ *   expression.c   new names
  *   relayout.c     the layout of the result
  */
 #ifndef FSDP_SELECTION_H
@@ -27,7 +27,7 @@ typedef struct fsdp_selected {
     bool is_model, is_optim;   /* of the model, of the optimizer */
     bool is_tied;              /* not kept, since another name of the same tensor is kept */
     bool is_weight;            /* a tensor with elements, of a model or an average of one */
-    const char *kind;          /* of a tensor that the library has no dtype or layout for (tensor_kinds.h) */
+    const char *kind;          /* of a tensor that the library has no dtype or layout for (drop_rules.h) */
     size_t unit;               /* entry + 1 of the tensor of a subclass that this is or belongs to; 0: none */
     const char *name;          /* new; borrowed from the selection */
     size_t name_size;
