@@ -156,25 +156,3 @@ fsdp_status ds_note_tied(ds_set *set, const ds_tied *tied, fsdp_error *err)
     set->tied[set->tied_count++] = copy;
     return FSDP_OK;
 }
-
-fsdp_status ds_add_tied(ds_set *set, fsdp_error *err)
-{
-    for (size_t i = 0; i < set->tied_count; i++) {
-        const ds_tied *tied = &set->tied[i];
-        const uint64_t *found =
-            fsdp_name_table_find(&set->tensors, tied->stored, tied->stored_size);
-        /* Frozen weights that were not saved are missing under all of their names. */
-        if (!found || fsdp_source_has(set->source, tied->name, tied->name_size))
-            continue;
-        size_t tensor = (size_t)*found;
-        const int32_t whole = (int32_t)tied->name_size;
-        fsdp_source_nest(set->source, &whole, 1);
-        fsdp_status st =
-            fsdp_source_add_alias(set->source, tied->name, tied->name_size, tensor, err);
-        fsdp_source_nest(set->source, NULL, 0);
-        FSDP_TRY(st);
-        if (!fsdp_name_table_enter(&set->tensors, tied->name, tied->name_size, tensor))
-            return fsdp_fail_memory(err, "tied weights");
-    }
-    return FSDP_OK;
-}

@@ -5,16 +5,16 @@
  * f32 masters under the names of their parameters, optim.state.NAME.MOMENT, frozen weights, buffers, values.
  *
  *   names -> deepspeed_names.c     the files of a tag, and the ranks that their names state
- *         -> deepspeed_read.c      bid, open, and the order in which files are read
+ *         -> deepspeed_read.c      bid, open, and the order in which files are read; universal checkpoints:
+ *                                  one folder per parameter
  *         -> deepspeed_model.c     model files: shapes, frozen weights, buffers, tied names, values
  *         -> deepspeed_optim.c     optimizer files: the flat masters and moments of one rank, and
  *                                  the global names of experts that a rank numbers from 0
- *         -> deepspeed_flat.c      flat tensors, split into boxes of the parameters in them
+ *         -> deepspeed_flat.c      flat tensors, split into boxes of the parameters in them, compared with
+ *                                  the weights of the module; what several files say, which must be the same
  *         -> deepspeed_plain.c     stage 0: which parameter of the model a state of the optimizer belongs to
- *         -> deepspeed_universal.c universal checkpoints: one folder per parameter
  *         -> deepspeed_resume.c    steps and hyper-parameters as PyTorch names them
- *         -> deepspeed_agree.c     what several files say, which must be the same
- *   universal.h is the way back: it writes universal checkpoints.
+ *   universal_write.c is the way back: it writes universal checkpoints.
  *   deepspeed.c holds files, tensors of the model and kinds of moments for all of them, deepspeed_values.c
  *   reads members of dicts and values.
  *
@@ -195,9 +195,8 @@ typedef struct ds_tensor_place {
 /* The place lies in the arena of the set. */
 fsdp_status ds_tensor_place_of(ds_set *set, const torch_tensor *tensor, const ds_tensor_place **place_out,
                                fsdp_error *err);
-/* Notes a further name of a tensor, which ds_add_tied adds after all tensors. */
+/* Notes a further name of a tensor, which is added after all tensors. */
 fsdp_status ds_note_tied(ds_set *set, const ds_tied *tied, fsdp_error *err);
-fsdp_status ds_add_tied(ds_set *set, fsdp_error *err);
 
 /* --- deepspeed_values.c ------------------------------------------------------------------------------ */
 
@@ -242,10 +241,10 @@ fsdp_status ds_add_optim_values(ds_set *set, torch_archive *archive, fsdp_node o
 
 /* Reads the model files of a part: one, or in stage 3 one of each rank. The first part has the values. */
 fsdp_status ds_read_models(ds_set *set, fsdp_error *err);
-/* Notes the weights in the files of layers and experts, with which the masters are compared. */
-fsdp_status ds_note_weights(ds_set *set, fsdp_error *err);
+/* Notes the weights in the file of a layer or an expert, with which the masters are compared. */
+ds_reader ds_note_weights;
 /* Reads the buffers in a layer's file. */
-fsdp_status ds_read_layer(ds_set *set, const ds_file *file, fsdp_error *err);
+ds_reader ds_read_layer;
 
 /* --- deepspeed_optim.c --------------------------------------------------------------------------------- */
 
@@ -271,8 +270,6 @@ fsdp_status ds_split(ds_set *set, ds_lane *lane, int kind, const torch_tensor *f
 /* Checks that all parameters got all of their elements. Stage 3: after each rank; else after the last. */
 fsdp_status ds_split_end(ds_set *set, fsdp_error *err);
 
-/* --- deepspeed_agree.c --------------------------------------------------------------------------------- */
-
 /* Compares the numbers of a model file, or of an optimizer's file, with those of the files before. */
 fsdp_status ds_agree_model(ds_set *set, torch_archive *archive, fsdp_error *err);
 fsdp_status ds_agree_optim(ds_set *set, torch_archive *archive, fsdp_node optim, const fsdp_node *states,
@@ -280,11 +277,6 @@ fsdp_status ds_agree_optim(ds_set *set, torch_archive *archive, fsdp_node optim,
 /* True in *does_out when the first elements of a run of a flat master, rounded, are those of the weight. */
 fsdp_status ds_rounds_to(const ds_set *set, const torch_tensor *master, const ds_run *run,
                          const torch_tensor *weight, bool *does_out, fsdp_error *err);
-/* Compares the number of files with that of the ranks in the model file. */
-fsdp_status ds_agree_world(const ds_set *set, fsdp_error *err);
-/* Compares a run of a parameter's master with its weight in the module, or in a file of its own, if any. */
-fsdp_status ds_agree_weight(const ds_set *set, const ds_param *param, const torch_tensor *flat,
-                            const ds_run *run, fsdp_error *err);
 /* Adds a flat tensor to the print of the file that is being read; tells: no two ranks have it by chance. */
 fsdp_status ds_print_add(ds_set *set, const torch_tensor *tensor, bool tells, fsdp_error *err);
 /* Ends the print: FSDP_ERR_DAMAGED when another file has the same one. */
@@ -299,12 +291,9 @@ bool ds_is_number(const fsdp_value *value, float *number_out);
 /* Adds optim.state.NAME.step and optim.param_groups.N.KEY with names of parameters. */
 fsdp_status ds_add_resume(ds_set *set, fsdp_error *err);
 
-/* --- deepspeed_plain.c, deepspeed_universal.c ------------------------------------------------------ */
+/* --- deepspeed_plain.c --------------------------------------------------------------------------------- */
 
 /* Stage 0: model and optimizer are whole in one file. */
 fsdp_status ds_read_plain(ds_set *set, torch_archive *archive, fsdp_error *err);
-
-bool ds_is_universal(const char *const *names, size_t count);
-fsdp_status ds_read_universal(ds_set *set, fsdp_error *err);
 
 #endif

@@ -1,10 +1,269 @@
-/* Flat tensors, split into boxes of the parameters in them: see deepspeed.h. */
+/* Flat tensors, split into boxes of the parameters in them, and what files must agree on: see deepspeed.h. */
 #include "formats/deepspeed/deepspeed.h"
-
 #include "base/data/box_internal.h"
+#include "kernels/kernels.h"
 
 #include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
+
+/* === files that agree ========================================================================= */
+
+/*
+ * Compares the files of a tag. A save into a tag that was there (`best`) writes one file after the other, and
+ * when it is cut short some are of the new step and some of the old one.
+ *
+ *   numbers    steps, ranks and versions are those of the file before
+ *   weights    the rounded weights of the module are those of the masters
+ *   ranks      two ranks do not have equal masters and moments: one file is a copy of the other
+ */
+
+enum { COMPARED = 1024 }; /* elements of a weight that are compared with its master */
+
+/* --- numbers -------------------------------------------------------------------------------------- */
+
+/* Members that the engine itself writes. Members of a program may differ between its ranks. */
+static const char *const model_facts[] = {"global_steps",
+                                          "global_samples",
+                                          "skipped_steps",
+                                          "dp_world_size",
+                                          "mp_world_size",
+                                          "ds_version",
+                                          NULL};
+static const char *const optim_facts[] = {"partition_count", "ds_version", "zero_stage", NULL};
+
+static const char *path_of(const ds_set *set, const torch_archive *archive)
+{
+    return fsdp_source_file_path(set->source, (size_t)archive->file);
+}
+
+static fsdp_status note(ds_set *set, torch_archive *archive, const char *what, fsdp_node node,
+                        fsdp_error *err)
+{
+    fsdp_value value = {0};
+    if (torch_node(archive, node)->kind == FSDP_NODE_ABSENT)
+        return FSDP_OK;
+    fsdp_node number = ds_enum_number(archive, node);
+    fsdp_status st = ds_read_step(archive, number != 0 ? number : node, &value, err);
+    if (st == FSDP_OK)
+        st = fsdp_facts_note(&set->facts, what, strlen(what), path_of(set, archive), &value, err);
+    fsdp_value_release(&value);
+    return st;
+}
+
+static fsdp_status note_all(ds_set *set, torch_archive *archive, fsdp_node dict,
+                            const char *const *names, fsdp_error *err)
+{
+    for (; *names; names++)
+        FSDP_TRY(note(set, archive, *names, ds_member(archive, dict, *names), err));
+    return FSDP_OK;
+}
+
+static void read_count(const torch_archive *archive, fsdp_node dict, const char *key,
+                       int64_t *count)
+{
+    fsdp_node node = ds_member(archive, dict, key);
+    int64_t found;
+    if (fsdp_pickle_int(&archive->pickle, node, &found) && found >= 0)
+        *count = found;
+}
+
+fsdp_status ds_agree_model(ds_set *set, torch_archive *archive, fsdp_error *err)
+{
+    FSDP_TRY(note_all(set, archive, archive->pickle.root, model_facts, err));
+    if (set->model_file)
+        return FSDP_OK;
+    fsdp_node root = archive->pickle.root;
+    set->global_steps = -1;
+    set->skipped_steps = 0;
+    set->tensor_ranks = 1;
+    set->data_ranks = 0;
+    read_count(archive, root, "global_steps", &set->global_steps);
+    read_count(archive, root, "skipped_steps", &set->skipped_steps);
+    read_count(archive, root, "mp_world_size", &set->tensor_ranks);
+    read_count(archive, root, "dp_world_size", &set->data_ranks);
+    read_count(archive, ds_member(archive, root, "checkpoint_parallel_dimensions"), "tp_degree",
+               &set->tensor_ranks);
+    const char *path = path_of(set, archive);
+    set->model_file = fsdp_arena_strndup(&set->arena, path, strlen(path));
+    return set->model_file ? FSDP_OK : fsdp_fail_memory(err, path);
+}
+
+/* The steps of the optimizer are those of the engine, of which it does not take the skipped ones; a group
+ * that was added later has fewer. */
+static fsdp_status compare_steps(const ds_set *set, const torch_archive *archive, double most,
+                                 fsdp_error *err)
+{
+    double steps = (double)set->global_steps, taken = steps - (double)set->skipped_steps;
+    if (most < 0 || set->global_steps < 0 || set->is_chosen || (most >= taken && most <= steps))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s' says that global_steps is %" PRId64
+                     ", and '%s' that its optimizer took %.0f steps" FSDP_TWO_SAVES
+                     ". If the optimizer was restarted on purpose, use --from deepspeed",
+                     set->model_file, set->global_steps, path_of(set, archive), most);
+}
+
+fsdp_status ds_agree_optim(ds_set *set, torch_archive *archive, fsdp_node optim,
+                           const fsdp_node *states, size_t count, fsdp_error *err)
+{
+    double most = -1;
+    FSDP_TRY(note_all(set, archive, optim, optim_facts, err));
+    for (size_t i = 0; i < count; i++) {
+        fsdp_value step = {0};
+        fsdp_node node = ds_member(archive, states[i], "step");
+        char what[64];
+        float number;
+        snprintf(what, sizeof what, "the step of group %zu", i);
+        if (node == 0)
+            continue;
+        fsdp_status st = ds_read_step(archive, node, &step, err);
+        if (st == FSDP_OK)
+            st =
+                fsdp_facts_note(&set->facts, what, strlen(what), path_of(set, archive), &step, err);
+        if (st == FSDP_OK && ds_is_number(&step, &number) && (double)number > most)
+            most = (double)number;
+        fsdp_value_release(&step);
+        FSDP_TRY(st);
+    }
+    return compare_steps(set, archive, most, err);
+}
+
+/* --- weights -------------------------------------------------------------------------------------- */
+
+static bool is_contiguous(const torch_tensor *tensor)
+{
+    int64_t stride = (int64_t)fsdp_dtype_size(tensor->dtype);
+    for (int dim = tensor->ndim - 1; dim >= 0; dim--) {
+        if (tensor->shape[dim] > 1 && tensor->strides[dim] != stride)
+            return false;
+        stride *= tensor->shape[dim];
+    }
+    return tensor->fix == 0;
+}
+
+static fsdp_status read_elements(const ds_set *set, const torch_tensor *tensor, int64_t first,
+                                 size_t count, void *data, fsdp_error *err)
+{
+    size_t size = fsdp_dtype_size(tensor->dtype);
+    return torch_tensor_pread(set->source, tensor, first * (int64_t)size, data, count * size, err);
+}
+
+/* Not a number is equal to itself here: a run that diverged rounds to it. */
+static bool same_numbers(const void *a, const void *b, fsdp_dtype dtype, size_t count)
+{
+    double left[COMPARED], right[COMPARED];
+    fsdp_kernels_get()->cast(left, FSDP_F64, a, dtype, count, FSDP_OVERFLOW_INF);
+    fsdp_kernels_get()->cast(right, FSDP_F64, b, dtype, count, FSDP_OVERFLOW_INF);
+    for (size_t i = 0; i < count; i++)
+        if (!(left[i] == right[i] || (isnan(left[i]) && isnan(right[i]))))
+            return false;
+    return true;
+}
+
+fsdp_status ds_rounds_to(const ds_set *set, const torch_tensor *master, const ds_run *run,
+                         const torch_tensor *weight, bool *does_out, fsdp_error *err)
+{
+    char exact[COMPARED * 8], rounded[COMPARED * 8], stored[COMPARED * 8];
+    size_t count = run->count < COMPARED ? (size_t)run->count : COMPARED;
+    *does_out = true;
+    if (!is_contiguous(weight) || !is_contiguous(master) ||
+        !fsdp_dtype_describe(weight->dtype)->is_float ||
+        !fsdp_dtype_describe(master->dtype)->is_float)
+        return FSDP_OK; /* its shape alone must do */
+    FSDP_TRY(read_elements(set, master, run->at, count, exact, err));
+    FSDP_TRY(read_elements(set, weight, run->first, count, stored, err));
+    fsdp_kernels_get()->cast(rounded, weight->dtype, exact, master->dtype, count,
+                             FSDP_OVERFLOW_INF);
+    *does_out = same_numbers(rounded, stored, weight->dtype, count);
+    return FSDP_OK;
+}
+
+static const torch_tensor *weight_of(const ds_set *set, const ds_param *param)
+{
+    const uint64_t *outside = fsdp_name_table_find(&set->outside, param->name, param->name_size);
+    return param->weight ? param->weight : outside ? set->weights[*outside] : NULL;
+}
+
+/* Compares a run of a parameter's master with its weight in the module, or in a file of its own, if any. */
+static fsdp_status ds_agree_weight(const ds_set *set, const ds_param *param,
+                                   const torch_tensor *flat, const ds_run *run, fsdp_error *err)
+{
+    const torch_tensor *weight = weight_of(set, param);
+    char shown[200];
+    if (!weight || run->count == 0)
+        return FSDP_OK;
+    fsdp_box whole = fsdp_box_whole(weight->ndim, weight->shape);
+    bool does = fsdp_box_count(&whole) == param->count;
+    if (does)
+        FSDP_TRY(ds_rounds_to(set, flat, run, weight, &does, err));
+    if (does)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s': the weight '%s' of its module is not the one of '%s', rounded to "
+                     "%s" FSDP_TWO_SAVES,
+                     fsdp_source_file_path(set->source, (size_t)weight->storage.file),
+                     fsdp_printable(param->name, param->name_size, shown, sizeof shown),
+                     fsdp_source_file_path(set->source, (size_t)flat->storage.file),
+                     fsdp_dtype_name(weight->dtype));
+}
+
+/* --- ranks ---------------------------------------------------------------------------------------- */
+
+enum { HEAD = 64 << 10 };
+
+fsdp_status ds_print_add(ds_set *set, const torch_tensor *tensor, bool tells, fsdp_error *err)
+{
+    size_t element = fsdp_dtype_size(tensor->dtype);
+    int64_t all = tensor->ndim == 1 ? tensor->shape[0] : 0;
+    size_t count = all < (int64_t)(HEAD / element) ? (size_t)all : HEAD / element;
+    if (!is_contiguous(tensor) || count == 0)
+        return FSDP_OK;
+    char *data = fsdp_alloc(count, element);
+    if (!data)
+        return fsdp_fail_memory(err, "comparing ranks");
+    fsdp_status st = read_elements(set, tensor, 0, count, data, err);
+    if (st == FSDP_OK) {
+        fsdp_hash hash = fsdp_kernels_get()->hash(data, count * element);
+        fsdp_text_add(&set->print, (const char *)&hash, sizeof hash);
+        fsdp_text_add(&set->print, (const char *)&all, sizeof all);
+        set->print_tells |= tells && fsdp_fact_tells(data, count * element, element);
+    }
+    fsdp_free(data);
+    return st;
+}
+
+fsdp_status ds_print_end(ds_set *set, const char *what, const torch_archive *archive,
+                         fsdp_error *err)
+{
+    const char *path = path_of(set, archive), *key = NULL;
+    uint64_t *first = NULL;
+    if (set->print.failed)
+        return fsdp_fail_memory(err, "comparing ranks");
+    if (set->print_tells) {
+        fsdp_hash hash = fsdp_kernels_get()->hash(set->print.data, set->print.size);
+        key = fsdp_arena_strndup(&set->arena, (const char *)&hash, sizeof hash);
+    }
+    bool tells = set->print_tells;
+    set->print.size = 0;
+    set->print_tells = false;
+    if (!tells)
+        return FSDP_OK;
+    if (key)
+        first =
+            fsdp_name_table_enter(&set->prints, key, sizeof(fsdp_hash), (uint64_t)archive->file);
+    if (!first)
+        return fsdp_fail_memory(err, "comparing ranks");
+    if (*first == (uint64_t)archive->file)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s' and '%s' have the same %s: one is a copy of the other; put each rank's "
+                     "own file there",
+                     fsdp_source_file_path(set->source, (size_t)*first), path, what);
+}
+
+/* === flat tensors ============================================================================= */
 
 /* A group is padded to a multiple of 2 elements per rank. */
 enum { ALIGNMENT = 2 };

@@ -419,7 +419,7 @@ static fsdp_status keep_outside(ds_set *set, const char *prefix, const char *tex
     return FSDP_OK;
 }
 
-static fsdp_status note_outside(ds_set *set, torch_archive *archive, fsdp_error *err)
+fsdp_status ds_note_weights(ds_set *set, torch_archive *archive, fsdp_error *err)
 {
     ds_members members = ds_members_of(archive, archive->pickle.root);
     char prefix[16] = "";
@@ -435,31 +435,14 @@ static fsdp_status note_outside(ds_set *set, torch_archive *archive, fsdp_error 
     return FSDP_OK;
 }
 
-fsdp_status ds_note_weights(ds_set *set, fsdp_error *err)
-{
-    for (size_t i = 0; i < set->files.count; i++) {
-        const ds_file *file = &set->files.items[i];
-        set->layer = file->kind == DS_FILE_LAYER ? file->layer : -1;
-        if (file->kind == DS_FILE_LAYER || file->kind == DS_FILE_EXPERT)
-            FSDP_TRY(ds_read_file(set, file->name, note_outside, err));
-    }
-    return FSDP_OK;
-}
-
 /* --- layers --------------------------------------------------------------------------------------- */
 
 /* The names in a layer's file are those below the layer's number. */
-static fsdp_status read_layer(ds_set *set, torch_archive *archive, fsdp_error *err)
+fsdp_status ds_read_layer(ds_set *set, torch_archive *archive, fsdp_error *err)
 {
     char prefix[16];
     snprintf(prefix, sizeof prefix, "%d.", set->layer);
     return add_buffers(set, archive, archive->pickle.root, prefix, err);
-}
-
-fsdp_status ds_read_layer(ds_set *set, const ds_file *file, fsdp_error *err)
-{
-    set->layer = file->layer;
-    return ds_read_file(set, file->name, read_layer, err);
 }
 
 fsdp_status ds_read_models(ds_set *set, fsdp_error *err)

@@ -1,10 +1,371 @@
-/* A tag's directory as a source: bid, open, and the order in which its files are read. See deepspeed.h. */
+/* The directory of a tag as a source: bid, open, and the order in which its files are read. See deepspeed.h. */
 #include "formats/deepspeed/deepspeed.h"
+#include "base/data/box_internal.h"
+#include "base/text.h"
 #include "kernels/kernels.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* === universal checkpoints ==================================================================== */
+
+/*
+ * Universal checkpoints: zero/NAME/{fp32,exp_avg,exp_avg_sq,step}.pt of every parameter,
+ * zero/optimizer_state.pt, and the model files of the run next to `zero`.
+ *
+ * ds_to_universal writes {"param": tensor, "cat_dim": ...} from stages 1 and 2, and from stage 3 a 1-D
+ * tensor, whose shape is in param_shapes. It also writes the frozen weights, buffers and tied names of the
+ * module, rounded; the model files have them as they are.
+ */
+
+static const char folder[] = "zero", optim_file[] = "zero/optimizer_state.pt";
+static const char suffix[] = ".pt", master_name[] = "fp32", step_name[] = "step";
+
+static bool ds_is_universal(const char *const *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(names[i], folder) == 0)
+            return true;
+    return false;
+}
+
+/* --- one file --------------------------------------------------------------------------------------- */
+
+/* True when the shape can be that of param_shapes, which has that of one rank: tensor parallelism cuts one
+ * dim of it, and ds_to_universal takes the padding of the vocabulary off. */
+static bool fits_shapes(const ds_set *set, const ds_param *param, const torch_tensor *tensor)
+{
+    int others = 0;
+    if (param->ndim != tensor->ndim)
+        return false;
+    for (int dim = 0; dim < tensor->ndim; dim++) {
+        bool may_be_cut = dim == 0 && set->is_vocabulary;
+        if (param->shape[dim] == tensor->shape[dim] ||
+            (may_be_cut && tensor->shape[dim] < param->shape[dim]))
+            continue;
+        others++;
+        if (set->tensor_ranks == 1 || tensor->shape[dim] < param->shape[dim])
+            return false;
+    }
+    return others <= 1;
+}
+
+static void add_shape(int ndim, const int64_t *shape, fsdp_text *text)
+{
+    fsdp_text_addf(text, "[");
+    for (int dim = 0; dim < ndim; dim++)
+        fsdp_text_addf(text, "%s%" PRId64, dim > 0 ? ", " : "", shape[dim]);
+    fsdp_text_addf(text, "]");
+}
+
+static fsdp_status fail_shape(const ds_set *set, const torch_tensor *tensor, fsdp_error *err)
+{
+    const ds_param *param = set->param;
+    fsdp_text own = {0}, said = {0};
+    add_shape(tensor->ndim, tensor->shape, &own);
+    add_shape(param->ndim, param->shape, &said);
+    fsdp_status st =
+        own.failed || said.failed
+            ? fsdp_fail_memory(err, "a shape")
+            : fsdp_fail(err, FSDP_ERR_DAMAGED,
+                        "'%s' has the shape %s, and param_shapes of '%s' %s" FSDP_TWO_SAVES,
+                        fsdp_source_file_path(set->source, (size_t)tensor->storage.file), own.data,
+                        set->model_file, said.data);
+    fsdp_text_release(&own);
+    fsdp_text_release(&said);
+    return st;
+}
+
+/* The master has the shape: param_shapes has that of one rank of tensor parallelism. */
+static fsdp_status take_shape(ds_set *set, ds_param *param, const torch_tensor *tensor,
+                              fsdp_error *err)
+{
+    size_t bytes = (size_t)tensor->ndim * sizeof *tensor->shape;
+    if (set->kind == DS_MASTER) {
+        fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
+        if (param->shape && !fits_shapes(set, param, tensor))
+            return fail_shape(set, tensor, err);
+        param->shape = fsdp_arena_alloc(&set->arena, (size_t)tensor->ndim, sizeof *tensor->shape);
+        if (!param->shape)
+            return fsdp_fail_memory(err, "a shape");
+        if (tensor->ndim > 0)
+            memcpy(param->shape, tensor->shape, bytes);
+        param->ndim = tensor->ndim;
+        param->count = fsdp_box_count(&whole);
+        return FSDP_OK;
+    }
+    bool fits = param->ndim == tensor->ndim &&
+                (tensor->ndim == 0 || memcmp(param->shape, tensor->shape, bytes) == 0);
+    return fits ? FSDP_OK
+                : fsdp_fail(err, FSDP_ERR_DAMAGED,
+                            "'%s': %s of a parameter and its fp32.pt differ in shape",
+                            set->directory, set->kinds[set->kind]);
+}
+
+static fsdp_status add_whole(ds_set *set, const torch_tensor *tensor, fsdp_error *err)
+{
+    static const int64_t origin[FSDP_MAX_DIMS];
+    fsdp_source_chunk chunk;
+    size_t number;
+    FSDP_TRY(take_shape(set, set->param, tensor, err));
+    FSDP_TRY(ds_param_tensor(set, set->param, set->kind, tensor->dtype, &number, err));
+    torch_tensor_chunk(tensor, origin, &chunk);
+    return fsdp_source_add_chunk(set->source, number, &chunk, err);
+}
+
+static fsdp_status read_state(ds_set *set, torch_archive *archive, fsdp_error *err)
+{
+    torch_tensor tensor;
+    fsdp_node param = ds_member(archive, archive->pickle.root, "param");
+    FSDP_TRY(ds_read_tensor(archive, param != 0 ? param : archive->pickle.root, "a parameter",
+                            &tensor, err));
+    set->is_vocabulary = ds_member(archive, archive->pickle.root, "vocab_tensor") != 0;
+    if (param != 0 || !set->param->shape)
+        return add_whole(set, &tensor, err);
+    if (tensor.ndim != 1 || tensor.shape[0] != set->param->count)
+        return ds_bad(archive, "it does not have as many elements as the shape in param_shapes",
+                      err);
+    if (tensor.shape[0] == 0)
+        return add_whole(set, &tensor, err);
+    const ds_run all = {0, 0, tensor.shape[0]};
+    return ds_place(set, set->param, set->kind, &tensor, &all, err);
+}
+
+static fsdp_status read_step(ds_set *set, torch_archive *archive, fsdp_error *err)
+{
+    return ds_read_step(archive, archive->pickle.root, &set->step, err);
+}
+
+/* --- one parameter ---------------------------------------------------------------------------------- */
+
+static bool is_torch_file(void *context, const char *name)
+{
+    (void)context;
+    return fsdp_has_suffix(name, suffix);
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    const char *const *x = a, *const *y = b;
+    return strcmp(*x, *y);
+}
+
+/* Lists a folder below the directory in a fixed order. */
+static fsdp_status list(const ds_set *set, const char *below,
+                        bool (*wanted)(void *context, const char *name), fsdp_io_names *names_out,
+                        fsdp_error *err)
+{
+    char *path = fsdp_path_join(set->directory, below);
+    if (!path)
+        return fsdp_fail_memory(err, below);
+    fsdp_status st = fsdp_io_list_names(set->io, path, wanted, NULL, names_out, err);
+    if (st == FSDP_OK && names_out->count > 0)
+        qsort(names_out->items, names_out->count, sizeof *names_out->items, compare_names);
+    fsdp_free(path);
+    return st;
+}
+
+static fsdp_status read_named(ds_set *set, const char *below, const char *name, ds_reader *read,
+                              fsdp_error *err)
+{
+    fsdp_text path = {0};
+    fsdp_text_addf(&path, "%s/%s%s", below, name, suffix);
+    fsdp_status st =
+        path.failed ? fsdp_fail_memory(err, name) : ds_read_file(set, path.data, read, err);
+    fsdp_text_release(&path);
+    return st;
+}
+
+/* Reads the master first, because it has the shape. */
+static fsdp_status read_files(ds_set *set, const char *below, const fsdp_io_names *names,
+                              bool *has_step_out, fsdp_error *err)
+{
+    *has_step_out = false;
+    set->kind = DS_MASTER;
+    FSDP_TRY(read_named(set, below, master_name, read_state, err));
+    for (size_t i = 0; i < names->count; i++) {
+        char *name = names->items[i];
+        size_t size = strlen(name) - (sizeof suffix - 1);
+        name[size] = '\0';
+        *has_step_out |= strcmp(name, step_name) == 0;
+        if (strcmp(name, step_name) == 0 || strcmp(name, master_name) == 0)
+            continue;
+        FSDP_TRY(ds_kind(set, name, size, &set->kind, err));
+        FSDP_TRY(read_named(set, below, name, read_state, err));
+    }
+    return FSDP_OK;
+}
+
+/* Reads the step of the parameter, and keeps the first one of its group. A listing has no others. */
+static fsdp_status take_step(ds_set *set, const char *below, fsdp_value *first, fsdp_error *err)
+{
+    bool is_first = first->kind == FSDP_VALUE_NULL;
+    if (!is_first && set->is_as_stored)
+        return FSDP_OK;
+    FSDP_TRY(read_named(set, below, step_name, read_step, err));
+    set->param->has_step = ds_is_number(&set->step, &set->param->step);
+    fsdp_value unused = is_first ? (fsdp_value){0} : set->step;
+    if (is_first)
+        *first = set->step;
+    set->step = (fsdp_value){0};
+    fsdp_value_release(&unused);
+    return FSDP_OK;
+}
+
+/* True when the model files are those of all stages, as fsdp-convert writes them: param_shapes has the
+ * trained weights alone. ds_to_universal leaves the files of one stage. */
+static bool has_all_stages(const ds_set *set)
+{
+    size_t count;
+    const ds_file *files = ds_files_of(&set->files, DS_FILE_MODEL, 0, &count);
+    return files && files[0].rank < 0 && files[count - 1].rank >= 0;
+}
+
+/* A folder of no parameter is of a weight that the module has, or that was not trained. */
+static fsdp_status check_named(const ds_set *set, const fsdp_io_names *files, fsdp_error *err)
+{
+    const ds_param *param = set->param;
+    char shown[200];
+    if (param->shape || !set->model_file || (has_all_stages(set) && files->count == 1) ||
+        fsdp_name_table_find(&set->module, param->name, param->name_size))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s/%s/%s' is a parameter that neither param_shapes nor the module of '%s' "
+                     "has" FSDP_TWO_SAVES,
+                     set->directory, folder,
+                     fsdp_printable(param->name, param->name_size, shown, sizeof shown),
+                     set->model_file);
+}
+
+/* Reads the folder of a parameter; step_out (may be NULL) gets the first step of its group. */
+static fsdp_status read_param(ds_set *set, ds_param *param, fsdp_value *step_out, fsdp_error *err)
+{
+    fsdp_text below = {0};
+    fsdp_io_names names = {0};
+    bool has_step = false;
+    fsdp_text_addf(&below, "%s/", folder);
+    fsdp_text_add(&below, param->name, param->name_size);
+    if (below.failed || memchr(param->name, '\0', param->name_size)) {
+        fsdp_text_release(&below);
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "'%s': the name of a parameter is not a valid folder name",
+                         set->directory);
+    }
+    set->param = param;
+    fsdp_status st = list(set, below.data, is_torch_file, &names, err);
+    if (st == FSDP_OK)
+        st = check_named(set, &names, err);
+    if (st == FSDP_OK)
+        st = read_files(set, below.data, &names, &has_step, err);
+    if (st == FSDP_OK && has_step && step_out)
+        st = take_step(set, below.data, step_out, err);
+    fsdp_io_names_release(&names);
+    fsdp_text_release(&below);
+    return st;
+}
+
+/* --- all parameters --------------------------------------------------------------------------------- */
+
+static fsdp_status read_group(ds_set *set, ds_lane *lane, fsdp_value *step, fsdp_error *err)
+{
+    for (size_t i = 0; i < lane->count; i++)
+        if (!lane->params[i].is_copy)
+            FSDP_TRY(read_param(set, &lane->params[i], step, err));
+    return FSDP_OK;
+}
+
+/* Reads the parameters of param_shapes, and one step per group. */
+static fsdp_status read_groups(ds_set *set, fsdp_error *err)
+{
+    fsdp_value steps = {0};
+    FSDP_TRY(fsdp_value_set_items(&steps, FSDP_VALUE_LIST, set->group_count, err));
+    fsdp_status st = FSDP_OK;
+    for (size_t g = 0; g < set->group_count && st == FSDP_OK; g++)
+        st = read_group(set, set->groups[g].lanes, &steps.as.list.items[g], err);
+    if (st == FSDP_OK && set->part == 0)
+        st = ds_add_step_list(set, &steps, err);
+    if (st == FSDP_OK)
+        st = ds_note_owners(set, err);
+    fsdp_value_release(&steps);
+    return st;
+}
+
+/* True for a folder whose contents the model files have, or that is another name of a tied weight. */
+static bool is_known(const ds_set *set, const fsdp_name_table *tied, const char *name)
+{
+    size_t size = strlen(name);
+    return fsdp_source_has(set->source, name, size) || fsdp_name_table_find(tied, name, size) ||
+           fsdp_name_table_find(&set->buffers, name, size);
+}
+
+static fsdp_status read_folder(ds_set *set, const char *name, fsdp_error *err)
+{
+    ds_param param = {.name = fsdp_arena_strndup(&set->arena, name, strlen(name)),
+                      .name_size = strlen(name)};
+    return param.name ? read_param(set, &param, NULL, err) : fsdp_fail_memory(err, "a name");
+}
+
+/* Reads the folders of weights that are not parameters of param_shapes. */
+static fsdp_status read_others(ds_set *set, fsdp_error *err)
+{
+    fsdp_io_names names = {0};
+    fsdp_name_table tied = {0};
+    fsdp_status st = list(set, folder, NULL, &names, err);
+    for (size_t i = 0; i < set->tied_count && st == FSDP_OK; i++)
+        if (!fsdp_name_table_enter(&tied, set->tied[i].name, set->tied[i].name_size, i))
+            st = fsdp_fail_memory(err, "tied weights");
+    for (size_t i = 0; i < names.count && st == FSDP_OK; i++)
+        if (!is_torch_file(NULL, names.items[i]) && !is_known(set, &tied, names.items[i]))
+            st = read_folder(set, names.items[i], err);
+    fsdp_name_table_release(&tied);
+    fsdp_io_names_release(&names);
+    return st;
+}
+
+/* --- the optimizer ---------------------------------------------------------------------------------- */
+
+/* From stage 3 it has the states of one rank, too, of which only the steps are of all ranks. They count where
+ * no parameter has a step of its own. */
+static fsdp_status read_optim(ds_set *set, torch_archive *archive, fsdp_error *err)
+{
+    fsdp_node root = archive->pickle.root;
+    ds_members states =
+        ds_members_of(archive, ds_member(archive, ds_base_state(archive, root), "state"));
+    fsdp_node *nodes = fsdp_alloc(states.count / 2, sizeof *nodes);
+    if (!nodes)
+        return fsdp_fail_memory(err, "the states of an optimizer");
+    for (size_t i = 0; i < states.count; i += 2)
+        nodes[i / 2] = states.items[i + 1];
+    fsdp_status st = ds_add_optim_values(set, archive, root, err);
+    if (st == FSDP_OK && set->steps.kind == FSDP_VALUE_NULL)
+        st = ds_add_steps(set, archive, nodes, states.count / 2, err);
+    fsdp_free(nodes);
+    return st;
+}
+
+static bool has_optim(const ds_set *set)
+{
+    char *path = fsdp_path_join(set->directory, optim_file);
+    bool has = path && fsdp_io_exists(set->io, path);
+    fsdp_free(path);
+    return has;
+}
+
+static fsdp_status ds_read_universal(ds_set *set, fsdp_error *err)
+{
+    size_t count;
+    set->is_universal = true;
+    for (set->part = 0; ds_files_of(&set->files, DS_FILE_MODEL, set->part, &count); set->part++) {
+        FSDP_TRY(ds_read_models(set, err));
+        FSDP_TRY(read_groups(set, err));
+    }
+    FSDP_TRY(read_others(set, err));
+    set->part = set->rank = 0;
+    return has_optim(set) ? ds_read_file(set, optim_file, read_optim, err) : FSDP_OK;
+}
+
+/* === a tag ==================================================================================== */
 
 enum { BITS_OF_ZIP = 48, BITS_OF_LEGACY = 41, HEAD_BYTES = 16 };
 
@@ -125,6 +486,17 @@ static fsdp_status create(const fsdp_probe *probe, ds_set *set, ds_state **state
 
 /* --- files ---------------------------------------------------------------------------------------- */
 
+/* Compares the number of files with that of the ranks in the model file. */
+static fsdp_status agree_world(const ds_set *set, fsdp_error *err)
+{
+    if (set->data_ranks == 0 || set->data_ranks == set->world)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s' says that dp_world_size is %" PRId64
+                     ", and '%s' has optimizer files of %" PRId64 " ranks" FSDP_TWO_SAVES,
+                     set->model_file, set->data_ranks, set->directory, set->world);
+}
+
 static fsdp_status read_optims(ds_set *set, fsdp_error *err)
 {
     size_t count, others;
@@ -153,7 +525,7 @@ static fsdp_status read_optims(ds_set *set, fsdp_error *err)
         set->rank = files[i].rank;
         FSDP_TRY(ds_read_file(set, files[i].name, ds_read_optim, err));
     }
-    FSDP_TRY(ds_agree_world(set, err));
+    FSDP_TRY(agree_world(set, err));
     if (!set->is_split)
         FSDP_TRY(ds_split_end(set, err));
     return ds_note_owners(set, err);
@@ -188,13 +560,26 @@ static fsdp_status check_parts(const ds_set *set, int *parts_out, fsdp_error *er
     return FSDP_OK;
 }
 
+/* Reads all files of layers or experts. */
+static fsdp_status read_all(ds_set *set, ds_file_kind kind, ds_reader *read, fsdp_error *err)
+{
+    size_t count;
+    const ds_file *files = ds_files_of(&set->files, kind, -1, &count);
+    for (size_t i = 0; i < count; i++) {
+        set->layer = kind == DS_FILE_LAYER ? files[i].layer : -1;
+        FSDP_TRY(ds_read_file(set, files[i].name, read, err));
+    }
+    return FSDP_OK;
+}
+
 static fsdp_status read_parts(ds_set *set, fsdp_error *err)
 {
-    size_t count, optims;
+    size_t optims;
     int parts;
     FSDP_TRY(check_parts(set, &parts, err));
     (void)ds_files_of(&set->files, DS_FILE_OPTIM, -1, &optims);
-    FSDP_TRY(ds_note_weights(set, err));
+    FSDP_TRY(read_all(set, DS_FILE_LAYER, ds_note_weights, err));
+    FSDP_TRY(read_all(set, DS_FILE_EXPERT, ds_note_weights, err));
     for (set->part = 0; set->part < parts; set->part++) {
         FSDP_TRY(ds_read_models(set, err));
         if (set->is_plain && optims > 0)
@@ -205,9 +590,29 @@ static fsdp_status read_parts(ds_set *set, fsdp_error *err)
             FSDP_TRY(read_optims(set, err));
     }
     set->part = 0;
-    const ds_file *layers = ds_files_of(&set->files, DS_FILE_LAYER, -1, &count);
-    for (size_t i = 0; i < count && set->buffers.count > 0; i++)
-        FSDP_TRY(ds_read_layer(set, &layers[i], err));
+    return set->buffers.count > 0 ? read_all(set, DS_FILE_LAYER, ds_read_layer, err) : FSDP_OK;
+}
+
+/* Adds the further names of tensors that were noted. */
+static fsdp_status add_tied(ds_set *set, fsdp_error *err)
+{
+    for (size_t i = 0; i < set->tied_count; i++) {
+        const ds_tied *tied = &set->tied[i];
+        const uint64_t *found =
+            fsdp_name_table_find(&set->tensors, tied->stored, tied->stored_size);
+        /* Frozen weights that were not saved are missing under all of their names. */
+        if (!found || fsdp_source_has(set->source, tied->name, tied->name_size))
+            continue;
+        size_t tensor = (size_t)*found;
+        const int32_t whole = (int32_t)tied->name_size;
+        fsdp_source_nest(set->source, &whole, 1);
+        fsdp_status st =
+            fsdp_source_add_alias(set->source, tied->name, tied->name_size, tensor, err);
+        fsdp_source_nest(set->source, NULL, 0);
+        FSDP_TRY(st);
+        if (!fsdp_name_table_enter(&set->tensors, tied->name, tied->name_size, tensor))
+            return fsdp_fail_memory(err, "tied weights");
+    }
     return FSDP_OK;
 }
 
@@ -222,7 +627,7 @@ static fsdp_status read_set(const fsdp_probe *probe, ds_set *set, fsdp_error *er
     if (st == FSDP_OK)
         st = ds_add_resume(set, err);
     if (st == FSDP_OK)
-        st = ds_add_tied(set, err);
+        st = add_tied(set, err);
     state->widened = set->widened;
     state->widened_count = set->widened_count;
     set->widened = NULL;
