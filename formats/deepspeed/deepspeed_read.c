@@ -1,4 +1,4 @@
-/* The directory of a tag as a source: bid, open, and the order in which its files are read. See deepspeed.h. */
+/* The directory of a tag as a source: bid, open, and the order in which files are read. See deepspeed.h. */
 #include "formats/deepspeed/deepspeed.h"
 #include "base/data/box_internal.h"
 #include "base/text.h"

@@ -50,7 +50,7 @@ static bool begins(const char *name, size_t size, const char *word)
 
 /* --- the groups ---------------------------------------------------------------------------------- */
 
-/* Reads the parts of groups that tell their parameters: "optim.param_groups.0.params" and "param_names", which
+/* Reads the lists that tell the parameters of groups: "optim.param_groups.0.params" and "param_names", which
  * optimizers have that were made from named parameters. */
 static fsdp_status read_groups(naming *work, fsdp_error *err)
 {
