@@ -487,6 +487,14 @@ static bool has_usual_attention(const fsdp_rope *rope, double factor)
     return isnan(rope->mscale) && isnan(rope->mscale_all_dim);
 }
 
+/* Of families with mscale llama.cpp scales attention by 0.1 ln(factor) mscale_all_dim + 1, twice, and the
+ * rotary positions not at all, as transformers does where both numbers are the same one. */
+static bool has_usual_mscale(const fsdp_rope *rope)
+{
+    return isnan(rope->attention_factor) && rope->mscale_all_dim > 0 &&
+           rope->mscale == rope->mscale_all_dim;
+}
+
 static fsdp_status check_yarn(const model_config *config, double factor, fsdp_error *err)
 {
     const struct {
@@ -498,9 +506,9 @@ static fsdp_status check_yarn(const model_config *config, double factor, fsdp_er
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (!isnan(fixed[i].number) && fixed[i].number != fixed[i].value)
             return refuse_number(config, fixed[i].name, fixed[i].number, err);
-    return has_usual_attention(&config->rope, factor)
-               ? FSDP_OK
-               : refuse(config, "an attention_factor or mscale of YaRN", err);
+    bool is_usual = config->family->gguf.has_mscale ? has_usual_mscale(&config->rope)
+                                                    : has_usual_attention(&config->rope, factor);
+    return is_usual ? FSDP_OK : refuse(config, "an attention_factor or mscale of YaRN", err);
 }
 
 /* The part of a head that is rotated. */
@@ -550,7 +558,7 @@ static fsdp_status check_rope(const model_config *config, fsdp_error *err)
 {
     const fsdp_rope *rope = &config->rope;
     bool is_yarn = rope->kind == FSDP_ROPE_YARN;
-    bool has_key = is_yarn || rope->kind == FSDP_ROPE_LINEAR;
+    bool has_key = is_yarn || (rope->kind == FSDP_ROPE_LINEAR && !config->family->gguf.has_mscale);
     bool is_plain = rope->kind == FSDP_ROPE_DEFAULT ||
                     (rope->kind == FSDP_ROPE_LLAMA3 && config->family->gguf.has_factors);
     FSDP_TRY(check_rotary(config, err));
@@ -729,9 +737,14 @@ static fsdp_status add_rope(const model_config *config, fsdp_named_values *out, 
         add_number(out, architecture, "rope.scaling.factor", rope->factor, FSDP_MEMBER_REAL, err));
     if (take_rope(rope->original_context, &length))
         FSDP_TRY(check_number(config, "original_max_position_embeddings", length, false, err));
-    return is_yarn ? add_number(out, architecture, "rope.scaling.original_context_length", length,
-                                FSDP_MEMBER_WHOLE, err)
-                   : FSDP_OK;
+    if (!is_yarn)
+        return FSDP_OK;
+    FSDP_TRY(add_number(out, architecture, "rope.scaling.original_context_length", length,
+                        FSDP_MEMBER_WHOLE, err));
+    return config->family->gguf.has_mscale
+               ? add_number(out, architecture, "rope.scaling.yarn_log_multiplier",
+                            0.1 * rope->mscale_all_dim, FSDP_MEMBER_REAL, err)
+               : FSDP_OK;
 }
 
 /* The layers that have a window, where llama.cpp reads a list of them. */

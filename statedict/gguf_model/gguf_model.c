@@ -104,8 +104,9 @@ static bool is_flag(const fsdp_architecture *family, const char *member)
     return fsdp_architecture_member(family, member, strlen(member))->kind == FSDP_MEMBER_FLAG;
 }
 
-/* Adds the number of a key, or null where that means this number. Without a base of rotary positions
- * llama.cpp takes 10000, and the family's default may be another one; a flag without a key is false. */
+/* Adds the number of a key, or null where that means this number, which is 0 without the key. A file
+ * without a base of rotary positions has 10000, and the family's default may be another one; a flag without
+ * a key is false. */
 static void add_number(const fsdp_architecture *family, const fsdp_gguf_key *key,
                        const fsdp_value *value, fsdp_text *out)
 {
@@ -115,7 +116,7 @@ static void add_number(const fsdp_architecture *family, const fsdp_gguf_key *key
         value = &usual_base;
     if (!is_number(value) && is_flag(family, key->member))
         value = &no;
-    if (is_number(value) && null && number_of(value) == strtod(null, NULL))
+    if (null && (is_number(value) ? number_of(value) : 0) == strtod(null, NULL))
         fsdp_text_addf(out, ",\n  \"%s\": null", key->member);
     else if (is_number(value))
         add_member(out, key->member, value);
@@ -216,6 +217,23 @@ static fsdp_status check_formulas(const fsdp_sd *sd, const fsdp_config *known, f
     return FSDP_OK;
 }
 
+/* A number that llama.cpp has a key for, and transformers computes some of the model with this one alone. */
+static fsdp_status check_fixed(const fsdp_sd *sd, const fsdp_gguf_names *gguf, fsdp_error *err)
+{
+    for (size_t i = 0; i < gguf->key_count; i++) {
+        const fsdp_value *value = find_below(sd, gguf->architecture, gguf->keys[i].key);
+        for (size_t f = 0; f < gguf->fixed_count && is_number(value); f++)
+            if (strcmp(gguf->fixed[f].member, gguf->keys[i].member) == 0 &&
+                (float)number_of(value) != strtof(gguf->fixed[f].number, NULL))
+                return fsdp_fail(err, FSDP_ERR_USAGE,
+                                 "cannot make a config.json from '%s.%s' %g, since transformers "
+                                 "computes with %s; --copy-from DIR takes one",
+                                 gguf->architecture, gguf->keys[i].key, number_of(value),
+                                 gguf->fixed[f].number);
+    }
+    return FSDP_OK;
+}
+
 /* transformers may have another default than the number with which llama.cpp computes. Lists that hold a
  * number for each layer have the usual ones. */
 static fsdp_status add_fixed(const fsdp_config *known, fsdp_text *out, fsdp_error *err)
@@ -249,6 +267,8 @@ static fsdp_status add_others(const fsdp_sd *sd, const fsdp_architecture *family
         st = add_computed(sd, &known, out, err);
     if (st == FSDP_OK)
         st = check_formulas(sd, &known, err);
+    if (st == FSDP_OK)
+        st = check_fixed(sd, &family->gguf, err);
     if (st == FSDP_OK)
         st = add_fixed(&known, out, err);
     fsdp_arena_release(&known.arena);
@@ -294,8 +314,11 @@ static fsdp_status check_yarn(const fsdp_sd *sd, const char *architecture, fsdp_
     static const struct {
         const char *key;
         double usual;
-    } numbers[] = {{"attn_factor", 1},     {"yarn_ext_factor", 1}, {"yarn_attn_factor", 1},
-                   {"yarn_beta_fast", 32}, {"yarn_beta_slow", 1},  {"yarn_log_multiplier", 0}};
+    } numbers[] = {{"attn_factor", 1},
+                   {"yarn_ext_factor", 1},
+                   {"yarn_attn_factor", 1},
+                   {"yarn_beta_fast", 32},
+                   {"yarn_beta_slow", 1}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         char key[64];
         snprintf(key, sizeof key, "rope.scaling.%s", numbers[i].key);
@@ -306,6 +329,25 @@ static fsdp_status check_yarn(const fsdp_sd *sd, const char *architecture, fsdp_
                              architecture, key, number_of(value));
     }
     return FSDP_OK;
+}
+
+/* llama.cpp has a tenth of the scale of attention in YaRN. */
+static double find_mscale(const fsdp_sd *sd, const char *architecture)
+{
+    const fsdp_value *value = find_below(sd, architecture, "rope.scaling.yarn_log_multiplier");
+    return is_number(value) ? 10 * number_of(value) : 0;
+}
+
+static fsdp_status check_mscale(const fsdp_sd *sd, const fsdp_gguf_names *gguf, bool is_yarn,
+                                fsdp_error *err)
+{
+    double scale = find_mscale(sd, gguf->architecture);
+    if ((scale != 0) == (is_yarn && gguf->has_mscale))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "cannot make a config.json from '%s.rope.scaling.yarn_log_multiplier' %g; "
+                     "--copy-from DIR takes one",
+                     gguf->architecture, scale / 10);
 }
 
 /* transformers gives layers with a window its own default of rope_theta, unless each type of layers has its
@@ -328,6 +370,10 @@ static void add_scaling_numbers(const fsdp_sd *sd, const char *architecture, con
         add_member(out, "factor", find_below(sd, architecture, "rope.scaling.factor"));
     if (strcmp(type, "yarn") == 0 && is_number(length))
         add_member(out, "original_max_position_embeddings", length);
+    double mscale = find_mscale(sd, architecture);
+    const fsdp_value scale = fsdp_value_f64((double)(float)mscale);
+    for (int i = 0; i < 2 && mscale != 0; i++)
+        add_member(out, i == 0 ? "mscale" : "mscale_all_dim", &scale);
 }
 
 /* Adds the scaling of rotary frequencies. */
@@ -348,6 +394,7 @@ static fsdp_status add_scaling(const fsdp_sd *sd, const fsdp_architecture *famil
                          "--copy-from DIR takes one",
                          architecture, type);
     FSDP_TRY(check_yarn(sd, architecture, err));
+    FSDP_TRY(check_mscale(sd, &family->gguf, is_yarn, err));
     if (needs_types(sd, family)) {
         base = is_number(base) ? base : &usual_base;
         fsdp_text_addf(out, ",\n  \"rope_parameters\": {\"full_attention\": ");

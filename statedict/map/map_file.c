@@ -473,19 +473,43 @@ static bool read_argument(map_reader *reader, char kind, int *at, map_step *step
     }
 }
 
+static bool changes_a_tensor(map_verb verb)
+{
+    return verb == MAP_FLATTEN || verb == MAP_UNFLATTEN || verb == MAP_PAD || verb == MAP_UNPAD ||
+           verb == MAP_TRANSPOSE || verb == MAP_PERMUTE || verb == MAP_RESHAPE ||
+           verb == MAP_SCALE || verb == MAP_ADD;
+}
+
+/* The index of "1", "2" ...; -1: it is none. */
+static int read_place(const char *word)
+{
+    char *end;
+    long place = strtol(word, &end, 10);
+    return *word >= '1' && *word <= '9' && *end == '\0' && place <= MAP_NAMES ? (int)place - 1 : -1;
+}
+
 static fsdp_status read_step(map_reader *reader, fsdp_error *err)
 {
     map_rule *rule = reader->rule;
     size_t number = 0, most = sizeof verbs / sizeof *verbs;
-    int at = 1;
-    while (number < most && strcmp(verbs[number].name, reader->words[0]) != 0)
+    int at = 0, only = -1;
+    if (reader->count > 2 && strcmp(reader->words[0], "only") == 0) {
+        only = read_place(reader->words[1]);
+        at = 2;
+        if (only < 0)
+            return refuse(reader, "a step for one of several names is: only NUMBER STEP ...", err);
+    }
+    while (number < most && strcmp(verbs[number].name, reader->words[at]) != 0)
         number++;
+    at++;
     if (number == most)
         return refuse(reader, "there is no such step; see docs/maps.md", err);
     if (rule->step_count == MAP_STEPS)
         return refuse(reader, "a rule has at most 16 steps", err);
     map_step *step = &rule->steps[rule->step_count++];
-    *step = (map_step){.verb = verbs[number].verb, .split_at = -1};
+    *step = (map_step){.verb = verbs[number].verb, .split_at = -1, .only = only};
+    if (only >= 0 && !changes_a_tensor(step->verb))
+        return refuse(reader, "the step takes or makes several tensors, and is for all names", err);
     for (const char *kind = verbs[number].arguments; *kind; kind++)
         if (!read_argument(reader, *kind, &at, step))
             return refuse(reader, "the step has other arguments; see docs/maps.md", err);

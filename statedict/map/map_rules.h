@@ -119,6 +119,7 @@ typedef struct map_step {
     int order[MAP_NAMES];
     int order_count;
     double factor;             /* of a scale; of an add: the number */
+    int only;                  /* the step is for the tensor of this place in the list; -1: for all */
 } map_step;
 
 enum { MAP_TO_RIGHT = 1, MAP_TO_LEFT = 2 };

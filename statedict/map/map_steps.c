@@ -387,7 +387,9 @@ fsdp_status map_make(map_run *run, int number, int list, const map_binding *bind
     case MAP_NUMBER: return make_numbered(run, number, list, binding, out, err);
     default:
         FSDP_TRY(map_make(run, number - 1, list, binding, &part, err));
-        return make_changed(run, step, part, out, err);
+        *out = part;
+        return step->only < 0 || step->only == list ? make_changed(run, step, part, out, err)
+                                                    : FSDP_OK;
     }
 }
 

@@ -23,6 +23,8 @@ SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 EXPERTS = {"num_experts": 11, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "rms_norm_eps": 1e-4}
 SHARED = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 2,
           "first_k_dense_replace": 1, "routed_scaling_factor": 1.75}
+LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 10,
+          "v_head_dim": 14}
 MODELS = {
     "llama": (transformers.LlamaConfig, {"rope_theta": 30000.0}),
     "llama with other heads": (transformers.LlamaConfig, {"head_dim": 16, "rms_norm_eps": 1e-5}),
@@ -45,6 +47,12 @@ CIRCLES = {
     "qwen2_moe": (transformers.Qwen2MoeConfig, {**EXPERTS, "shared_expert_intermediate_size": 40}),
     "qwen2_moe without biases": (transformers.Qwen2MoeConfig, {**EXPERTS, "qkv_bias": False}),
     "qwen3_moe": (transformers.Qwen3MoeConfig, {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
+    "deepseek_v3": (transformers.DeepseekV3Config, {**SHARED, **LATENT, "q_lora_rank": 12, "n_group": 3,
+                                                    "topk_group": 2}),
+    "deepseek_v3 without a latent query": (transformers.DeepseekV3Config, {
+        **SHARED, **LATENT, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
+        "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16,
+                            "rope_theta": 20000.0, "mscale": 0.75, "mscale_all_dim": 0.75}}),
     "glm4_moe": (transformers.Glm4MoeConfig, {**SHARED, "use_qk_norm": True, "attention_bias": True,
                                               "head_dim": 16, "partial_rotary_factor": 0.25}),
     "glm4_moe in groups": (transformers.Glm4MoeConfig, {**SHARED, "n_group": 3, "topk_group": 2,
@@ -82,7 +90,8 @@ def gguf_names(file, saved):
     names = gguf.get_tensor_name_map(number, 8)  # more layers than a model here has
     merged = {re.sub(r"experts\.\d+\.", "experts.", one).replace("correction_bias", "correction.bias")
               for one in saved}
-    return {names.get_name(one, try_suffixes=(".weight", ".bias")) for one in merged}
+    parts = {one.replace("kv_b_proj", part) for one in merged for part in ("k_b_proj", "v_b_proj")}
+    return {names.get_name(one, try_suffixes=(".weight", ".bias")) for one in parts}
 
 
 def check_memory(model, folder):

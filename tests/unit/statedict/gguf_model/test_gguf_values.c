@@ -206,7 +206,7 @@ Test(gguf_values, numbers_that_contradict_the_tensors_are_damage)
 /* The config of a llama with further members. */
 static fsdp_status read_with(const char *type, const char *members)
 {
-    static char text[600];
+    static char text[900];
     snprintf(text, sizeof text,
              "{\"model_type\": \"%s\", \"num_hidden_layers\": 2, \"hidden_size\": 64, "
              "\"num_attention_heads\": 4, \"max_position_embeddings\": 128, %s}",
@@ -784,6 +784,74 @@ Test(gguf_values, files_that_rotate_a_part_of_a_head_are_refused)
     cr_expect(strstr(err.text, "'llama.rope.dimension_count' 8 in heads of 16"), "%s", err.text);
     fsdp_text_release(&text);
     fsdp_sd_free(sd);
+}
+
+static const char latent[] =
+    "\"n_routed_experts\": 4, \"moe_intermediate_size\": 8, \"intermediate_size\": 16, "
+    "\"kv_lora_rank\": 16, "
+    "\"qk_rope_head_dim\": 8, \"qk_nope_head_dim\": 10, \"v_head_dim\": 14, \"q_lora_rank\": null";
+
+Test(gguf_values, a_latent_attention_has_one_group_of_stored_keys)
+{
+    cr_assert_eq(read_with("deepseek_v3", latent), FSDP_OK, "%s", err.text);
+    cr_expect_eq(number("deepseek2.attention.head_count_kv"), 1);
+    cr_expect_eq(number("deepseek2.attention.key_length"), 24);
+    cr_expect_eq(number("deepseek2.attention.value_length"), 16);
+    cr_expect_eq(number("deepseek2.attention.key_length_mla"), 18);
+    cr_expect_eq(number("deepseek2.rope.dimension_count"), 8);
+    static const char *const members[] = {"\"num_key_value_heads\": 4",  "\"qk_nope_head_dim\": 10",
+                                          "\"qk_rope_head_dim\": 8",     "\"kv_lora_rank\": 16",
+                                          "\"q_lora_rank\": null",       "\"v_head_dim\": 14",
+                                          "\"first_k_dense_replace\": 3"};
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++)
+        makes("token_embd.weight", members[i], true);
+}
+
+/* With one more member, and for the way back with one pair replaced. */
+static fsdp_status deepseek_with(const char *member, const char *key, double number)
+{
+    char members[512];
+    fsdp_sd *sd = NULL;
+    fsdp_text text = {0};
+    snprintf(members, sizeof members, "%s%s", latent, member);
+    fsdp_status st = read_with("deepseek_v3", members);
+    cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
+    for (size_t i = 0; i < values.count; i++) {
+        const fsdp_value other = fsdp_value_f64(number);
+        add_value(sd, values.items[i].name,
+                  strcmp(values.items[i].name, key) == 0 ? &other : &values.items[i].value);
+    }
+    if (st == FSDP_OK)
+        st = fsdp_gguf_config_text(sd, &text, &err);
+    cr_expect(st != FSDP_OK || !*key || strstr(text.data, "\"mscale_all_dim\": 0.75"));
+    fsdp_text_release(&text);
+    fsdp_sd_free(sd);
+    return st;
+}
+
+Test(gguf_values, attention_is_scaled_as_transformers_does_or_refused)
+{
+    static const char yarn[] = ", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, "
+                               "\"mscale\": 0.75, \"mscale_all_dim\": 0.75}";
+    static const char log[] = "deepseek2.rope.scaling.yarn_log_multiplier";
+    cr_expect_eq(deepseek_with(yarn, log, (double)0.075F), FSDP_OK, "%s", err.text);
+    cr_expect_eq(find(log)->as.f64, (double)0.075F);
+    cr_expect_eq(deepseek_with(yarn, log, 0), FSDP_ERR_USAGE, "transformers would not scale by 1");
+    cr_expect_eq(deepseek_with("", "deepseek2.attention.layer_norm_rms_epsilon", 1e-5),
+                 FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "since transformers computes with 1e-6"), "%s", err.text);
+    static const char *const odd[][2] = {
+        {", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}", "mscale of YaRN"},
+        {", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, \"mscale\": 1, "
+         "\"mscale_all_dim\": 0.75}",
+         "mscale of YaRN"},
+        {", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 4}", "rope_type 'linear'"},
+        {", \"rms_norm_eps\": 1e-5", "rms_norm_eps 1e-05"},
+        {", \"rope_interleave\": false", "rope_interleave 0"}};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        cr_expect_eq(deepseek_with(odd[i][0], "", 0), FSDP_ERR_USAGE, "%s", odd[i][0]);
+        cr_expect(strstr(err.text, odd[i][1]), "%s", err.text);
+    }
 }
 
 /* OLMo 3 has the architecture of OLMo 2, and a window. */

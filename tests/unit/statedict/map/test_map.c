@@ -280,6 +280,22 @@ Test(map, steps_of_several_tensors_in_both_directions)
     }
 }
 
+Test(map, steps_of_one_of_several_names_in_both_directions)
+{
+    const stored_tensor stored[] = {tensor("k", 3, 2, 0), tensor("v", 1, 3, 6)};
+    const char *text = "k\n  + v\n  only 1 transpose 0 1\n  only 2 scale 2\n  concat 0\n  = kv\n";
+    fsdp_checkpoint *checkpoint = apply(text, false, stored_open(stored, 2));
+    expect_tensor(checkpoint, "kv", "3x3: 0 2 4 1 3 5 12 14 16");
+    text = "k\n  + v\n  only 1 transpose 0 1\n  only 2 scale 2\n  concat 0 2 1\n  = kv\n";
+    checkpoint = apply(text, true, checkpoint);
+    expect_tensor(checkpoint, "k", "3x2: 0 1 2 3 4 5");
+    expect_tensor(checkpoint, "v", "1x3: 6 7 8");
+    fsdp_checkpoint_close(checkpoint);
+    expect_refused("a\n  only 0 scale 2\n  = b\n", "line 2: a step for one of several names is");
+    expect_refused("a\n  only 1 split 0\n  = b c\n", "line 2: the step takes or makes several");
+    expect_refused("a\n  only 1 halve\n  = b\n", "line 2: there is no such step");
+}
+
 Test(map, stacks_of_experts_in_both_directions)
 {
     const stored_tensor stored[] = {tensor("m.0.e.0.a", 2, 1, 0),  tensor("m.0.e.1.a", 2, 1, 2),
