@@ -244,6 +244,7 @@ static fsdp_status set_number(const model_config *config, const char *key, doubl
 static fsdp_status take_dims(const model_config *config, const fsdp_sd *sd, fsdp_error *err)
 {
     static const char inner[] = "feed_forward_length", of_experts[] = "expert_feed_forward_length";
+    const bool is_packed = fsdp_architecture_role(config->family, "gate_up", 0) != NULL;
     const struct {
         const char *tensor;
         int dim;
@@ -252,7 +253,7 @@ static fsdp_status take_dims(const model_config *config, const fsdp_sd *sd, fsdp
         {"token_embd.weight", 0, "vocab_size"},
         {"token_embd.weight", 1, "embedding_length"},
         {"position_embd.weight", 0, "context_length"},
-        {"blk.0.ffn_up.weight", 0, inner},
+        {is_packed ? "blk.0.ffn_down.weight" : "blk.0.ffn_up.weight", is_packed, inner},
         {"blk.0.ffn_up_exps.weight", 0, "expert_count"},
         {"blk.0.ffn_up_exps.weight", 1, find_number(config, of_experts) ? of_experts : inner},
     };

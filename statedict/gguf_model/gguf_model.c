@@ -188,7 +188,8 @@ static fsdp_status add_computed(const fsdp_sd *sd, fsdp_config *known, fsdp_text
         }
         known->values[known->count++] =
             (fsdp_config_value){.name = back->member, .is_there = true, .number = number};
-        add_whole(out, known->architecture, back->member, number);
+        if (back->member[0] != '$')
+            add_whole(out, known->architecture, back->member, number);
     }
     return FSDP_OK;
 }
@@ -420,6 +421,9 @@ static void add_tensors(const fsdp_sd *sd, fsdp_text *out)
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
         if (is_number(find_value(sd, tokens[i][0])))
             add_member(out, tokens[i][1], find_value(sd, tokens[i][0]));
+    if (!is_number(
+            find_value(sd, tokens[2][0]))) /* transformers' own may be beyond the vocabulary */
+        fsdp_text_addf(out, ",\n  \"%s\": null", tokens[2][1]);
     int64_t table = fsdp_sd_find(sd, "token_embd.weight", strlen("token_embd.weight"));
     const fsdp_entry *entry = table < 0 ? NULL : fsdp_sd_at(sd, (size_t)table);
     if (entry && entry->kind == FSDP_ENTRY_TENSOR && entry->ndim == 2)

@@ -32,6 +32,10 @@ MODELS = {
     "qwen3": (transformers.Qwen3Config, {"head_dim": 128}),  # transformers reads no other one
 }
 CIRCLES = {
+    "cohere2": (transformers.Cohere2Config, {"num_hidden_layers": 5, "sliding_window": 5, "logit_scale": 0.3,
+                                             "layer_norm_eps": 3e-4}),
+    "falcon": (transformers.FalconConfig, {"layer_norm_epsilon": 3e-4, "ffn_hidden_size": 48}),
+    "falcon in groups": (transformers.FalconConfig, {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "gemma": (transformers.GemmaConfig, {"head_dim": 16}),
     "gemma2": (transformers.Gemma2Config, {
         "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 5, "attn_logit_softcapping": 7.0,
@@ -41,9 +45,24 @@ CIRCLES = {
         "num_hidden_layers": 7,
         "rope_parameters": {"full_attention": {"rope_theta": 30000.0, "rope_type": "linear", "factor": 4.0},
                             "sliding_attention": {"rope_theta": 700.0, "rope_type": "default"}}}),
+    "glm4": (transformers.Glm4Config, {"head_dim": 16, "eos_token_id": 1, "rope_parameters": {
+        "rope_theta": 30000.0, "rope_type": "default", "partial_rotary_factor": 0.25}, "pad_token_id": 0}),
+    "gpt_neox": (transformers.GPTNeoXConfig, {
+        "layer_norm_eps": 3e-4, "use_parallel_residual": False,
+        "rope_parameters": {"rope_theta": 30000.0, "rope_type": "default", "partial_rotary_factor": 0.5}}),
     "granite": (transformers.GraniteConfig, {"embedding_multiplier": 12.0, "logits_scaling": 8.0,
                                              "attention_multiplier": 0.25, "residual_multiplier": 0.5}),
     "olmo2": (transformers.Olmo2Config, {"rope_theta": 500000.0}),
+    "olmo3": (transformers.Olmo3Config, {
+        "sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"],
+        "rope_parameters": {"full_attention": {"rope_theta": 30000.0, "rope_type": "yarn", "factor": 4.0,
+                                               "original_max_position_embeddings": 16},
+                            "sliding_attention": {"rope_theta": 30000.0, "rope_type": "default"}}}),
+    "phi3": (transformers.Phi3Config, {"pad_token_id": 0, "rope_parameters": {
+        "rope_theta": 30000.0, "rope_type": "default", "partial_rotary_factor": 0.5}}),
+    "smollm3": (transformers.SmolLM3Config, {"num_hidden_layers": 5, "pad_token_id": 0,
+                                             "rms_norm_eps": 3e-4}),
+    "starcoder2": (transformers.Starcoder2Config, {"norm_epsilon": 3e-4}),
     "qwen2_moe": (transformers.Qwen2MoeConfig, {**EXPERTS, "shared_expert_intermediate_size": 40}),
     "qwen2_moe without biases": (transformers.Qwen2MoeConfig, {**EXPERTS, "qkv_bias": False}),
     "qwen3_moe": (transformers.Qwen3MoeConfig, {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}),

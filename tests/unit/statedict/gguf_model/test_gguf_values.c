@@ -586,6 +586,96 @@ Test(gguf_values, gemma3_has_rotary_numbers_per_type_of_layers)
     EXPECT_REFUSED("gemma3_text", refused);
 }
 
+Test(gguf_values, olmo3_lists_its_windows_and_olmo2_has_none)
+{
+    static const char *const refused2[][2] = {
+        {"\"head_dim\": 8", "head_dim 8, but llama.cpp computes every 'olmo2' with 16"},
+        {"\"attention_bias\": true", "attention_bias 1"},
+        {"\"tie_word_embeddings\": true", "llama.cpp loads no 'olmo2' whose output"}};
+    static const char *const refused3[][2] = {
+        {"\"head_dim\": 8", "head_dim 8"},
+        {"\"sliding_window\": null", "layers of sliding attention, but no sliding_window"},
+        {"\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 5}, \"sliding_attention\": "
+         "{\"rope_theta\": 7}}",
+         "another rope_theta for layers of sliding attention"}};
+    cr_assert_eq(read_with("olmo2", "\"head_dim\": 16"), FSDP_OK, "%s", err.text);
+    cr_expect_null(find("olmo2.attention.sliding_window_pattern"));
+    EXPECT_REFUSED("olmo2", refused2);
+    cr_assert_eq(read_with("olmo3",
+                           "\"sliding_window\": 8, \"rope_theta\": 9, \"layer_types\": "
+                           "[\"full_attention\", \"sliding_attention\"], \"rope_scaling\": "
+                           "{\"rope_type\": \"yarn\", \"factor\": 2}"),
+                 FSDP_OK, "%s", err.text);
+    cr_assert_str_eq(text_of(find("general.architecture")), "olmo2");
+    cr_expect_eq(number("olmo2.attention.sliding_window"), 8);
+    cr_expect_not(item("olmo2.attention.sliding_window_pattern", 0)->as.boolean);
+    cr_expect(item("olmo2.attention.sliding_window_pattern", 1)->as.boolean);
+    EXPECT_REFUSED("olmo3", refused3);
+}
+
+Test(gguf_values, numbers_that_llama_cpp_has_built_in_are_no_others)
+{
+    static const char *const cohere[][2] = {
+        {"\"logit_scale\": 0", "logit_scale null or 0"},
+        {"\"sliding_window\": null", "no sliding_window"},
+        {"\"sliding_window_pattern\": 2", "a multiple of 4"},
+        {"\"attention_bias\": true", "attention_bias 1"},
+        {"\"tie_word_embeddings\": false", "takes the embedding for the output"}};
+    static const char *const smollm[][2] = {
+        {"\"no_rope_layers\": [1, 0]", "no_rope_layers 0 for layer 1"},
+        {"\"no_rope_layer_interval\": 2", "no_rope_layer_interval 2"},
+        {"\"use_sliding_window\": true, \"sliding_window\": 8", "sliding_window 8 in a context"}};
+    static const char *const starcoder[][2] = {
+        {"\"use_bias\": false", "use_bias 0"},
+        {"\"sliding_window\": 8", "sliding_window 8 in a context of 128"},
+        {"\"hidden_act\": \"gelu\"", "hidden_act 'gelu'"}};
+    static const char *const phi[][2] = {
+        {"\"sliding_window\": 8", "sliding_window 8 in a context of 128"},
+        {"\"head_dim\": 8", "head_dim 8"}};
+    EXPECT_REFUSED("cohere2", cohere);
+    EXPECT_REFUSED("smollm3", smollm);
+    EXPECT_REFUSED("starcoder2", starcoder);
+    EXPECT_REFUSED("phi3", phi);
+    cr_assert_eq(read_with("smollm3", "\"no_rope_layers\": [true, 1, 0]"), FSDP_OK, "%s", err.text);
+    cr_assert_eq(read_with("starcoder2", "\"norm_epsilon\": 0.5"), FSDP_OK, "%s", err.text);
+    cr_expect_eq(find("starcoder2.attention.layer_norm_epsilon")->as.f64, 0.5);
+    cr_expect_null(find("starcoder2.attention.layer_norm_rms_epsilon"));
+    cr_assert_eq(read_with("phi3", "\"partial_rotary_factor\": 0.5"), FSDP_OK, "%s", err.text);
+    cr_expect_eq(number("phi3.rope.dimension_count"), 8);
+    cr_expect_eq(number("phi3.attention.sliding_window"), 0);
+    cr_expect_null(find("phi3.attention.key_length"));
+}
+
+Test(gguf_values, gpt_neox_and_falcon_have_names_of_their_own)
+{
+    static const char *const neox[][2] = {
+        {"\"attention_bias\": false", "attention_bias 0"},
+        {"\"tie_word_embeddings\": true", "llama.cpp loads no 'gptneox'"}};
+    static const char *const falcon[][2] = {{"\"alibi\": true", "alibi 1"},
+                                            {"\"bias\": true", "bias 1"},
+                                            {"\"parallel_attn\": false", "parallel_attn 0"}};
+    cr_assert_eq(read_with("gpt_neox", "\"rotary_pct\": 0.5, \"rotary_emb_base\": 7, "
+                                       "\"use_parallel_residual\": false"),
+                 FSDP_OK, "%s", err.text);
+    cr_expect_eq(number("gptneox.rope.dimension_count"), 8);
+    cr_expect_eq(find("gptneox.rope.freq_base")->as.f64, 7);
+    cr_assert_eq(find("gptneox.use_parallel_residual")->kind, FSDP_VALUE_BOOL);
+    cr_expect_not(find("gptneox.use_parallel_residual")->as.boolean);
+    cr_assert_eq(read_with("gpt_neox", "\"rope_parameters\": {\"rope_theta\": 9}"), FSDP_OK, "%s",
+                 err.text);
+    cr_expect_eq(number("gptneox.rope.dimension_count"), 4, "a quarter is usual");
+    cr_expect_eq(find("gptneox.rope.freq_base")->as.f64, 9);
+    EXPECT_REFUSED("gpt_neox", neox);
+    cr_assert_eq(read_with("falcon", "\"num_kv_heads\": 4"), FSDP_OK, "%s", err.text);
+    cr_expect_eq(number("falcon.attention.head_count_kv"), 1, "multi_query counts");
+    cr_assert_eq(read_with("falcon", "\"multi_query\": false"), FSDP_OK, "%s", err.text);
+    cr_expect_eq(number("falcon.attention.head_count_kv"), 4);
+    cr_assert_eq(read_with("falcon", "\"new_decoder_architecture\": true, \"num_kv_heads\": 2"),
+                 FSDP_OK, "%s", err.text);
+    cr_expect_eq(number("falcon.attention.head_count_kv"), 2);
+    EXPECT_REFUSED("falcon", falcon);
+}
+
 /* --- the way back --- */
 
 static void add_value(fsdp_sd *sd, const char *name, const fsdp_value *value)
@@ -854,29 +944,85 @@ Test(gguf_values, attention_is_scaled_as_transformers_does_or_refused)
     }
 }
 
-/* OLMo 3 has the architecture of OLMo 2, and a window. */
+/* Makes config.json of the pairs, less one key, and with a number in its place unless that is 0. */
+static fsdp_status config_without(const char *key, int64_t number, fsdp_text *text)
+{
+    fsdp_sd *sd = NULL;
+    const fsdp_value value = fsdp_value_i64(number);
+    cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
+    for (size_t i = 0; i < values.count; i++)
+        if (strcmp(values.items[i].name, key) != 0)
+            add_value(sd, values.items[i].name, &values.items[i].value);
+    if (number != 0)
+        add_value(sd, key, &value);
+    fsdp_status st = fsdp_gguf_config_text(sd, text, &err);
+    fsdp_sd_free(sd);
+    return st;
+}
+
 Test(gguf_values, files_with_windows_or_without_a_scale_are_refused)
 {
-    static const char *const keys[] = {"olmo2.attention.sliding_window", "granite.attention.scale"};
-    for (int i = 0; i < 2; i++) {
-        fsdp_sd *sd = NULL;
+    static const char *const cases[][2] = {{"qwen3", "qwen3.attention.sliding_window"},
+                                           {"granite", "granite.attention.scale"},
+                                           {"gemma2", "gemma2.attn_logit_softcapping"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fsdp_text text = {0};
-        const fsdp_value none = fsdp_value_i64(0), window = fsdp_value_i64(8);
-        cr_assert_eq(read_with(i == 0 ? "olmo2" : "granite", "\"vocab_size\": 8"), FSDP_OK, "%s",
-                     err.text);
-        for (int with = 0; with < 2; with++) {
-            cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
-            for (size_t k = 0; k < values.count; k++)
-                if (with == 0 || strcmp(values.items[k].name, keys[1]) != 0)
-                    add_value(sd, values.items[k].name, &values.items[k].value);
-            if (with == 1)
-                add_value(sd, keys[i], i == 0 ? &window : &none);
-            cr_assert_eq(fsdp_gguf_config_text(sd, &text, &err), with ? FSDP_ERR_USAGE : FSDP_OK,
-                         "%s %d: %s", keys[i], with, err.text);
-            fsdp_text_release(&text);
-            fsdp_sd_free(sd);
-        }
+        cr_assert_eq(read_with(cases[i][0], "\"vocab_size\": 8, \"query_pre_attn_scalar\": 256"),
+                     FSDP_OK, "%s", err.text);
+        cr_assert_eq(config_without("", 0, &text), FSDP_OK, "%s", err.text);
+        cr_expect_eq(config_without(cases[i][1], i == 0 ? 8 : 0, &text), FSDP_ERR_USAGE, "%s",
+                     cases[i][1]);
+        fsdp_text_release(&text);
     }
+}
+
+/* OLMo 3 has the architecture of OLMo 2, and a window. */
+Test(gguf_values, a_file_of_olmo2_with_a_window_is_olmo3)
+{
+    fsdp_text text = {0};
+    cr_assert_eq(read_with("olmo2", "\"vocab_size\": 8"), FSDP_OK, "%s", err.text);
+    cr_assert_eq(config_without("olmo2.attention.sliding_window", 8, &text), FSDP_OK, "%s",
+                 err.text);
+    cr_expect(strstr(text.data, "\"model_type\": \"olmo3\"") &&
+                  strstr(text.data, "\"sliding_window\": 8") &&
+                  strstr(text.data, "[\"sliding_attention\", \"sliding_attention\"]") &&
+                  strstr(text.data, "\"sliding_attention\": {\"rope_type\": \"default\""),
+              "%s", text.data);
+    fsdp_text_release(&text);
+}
+
+/* Without the key llama.cpp takes 10000, and the default of SmolLM3 is another one. */
+Test(gguf_values, a_base_that_a_file_leaves_out_is_that_of_llama_cpp)
+{
+    fsdp_text text = {0};
+    cr_assert_eq(read_with("smollm3", "\"vocab_size\": 8"), FSDP_OK, "%s", err.text);
+    cr_expect_eq(find("smollm3.rope.freq_base")->as.f64, 2e6);
+    cr_assert_eq(config_without("smollm3.rope.freq_base", 0, &text), FSDP_OK, "%s", err.text);
+    cr_expect(strstr(text.data, "\"rope_theta\": 1e+04") &&
+                  strstr(text.data, "\"pad_token_id\": null"),
+              "%s", text.data);
+    fsdp_text_release(&text);
+}
+
+Test(gguf_values, a_list_in_the_place_of_a_number_is_refused)
+{
+    fsdp_sd *sd = NULL;
+    fsdp_text text = {0};
+    fsdp_value list = {.kind = FSDP_VALUE_NULL};
+    cr_assert_eq(read_with("granite", "\"vocab_size\": 8"), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
+    for (size_t i = 0; i < values.count; i++)
+        if (strcmp(values.items[i].name, "granite.attention.head_count_kv") != 0)
+            add_value(sd, values.items[i].name, &values.items[i].value);
+    cr_assert_eq(fsdp_value_set_items(&list, FSDP_VALUE_LIST, 2, &err), FSDP_OK);
+    list.as.list.items[0] = list.as.list.items[1] = fsdp_value_i64(2);
+    add_value(sd, "granite.attention.head_count_kv", &list);
+    cr_assert_eq(fsdp_gguf_config_text(sd, &text, &err), FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "'granite.attention.head_count_kv' has a number for each layer"),
+              "%s", err.text);
+    fsdp_value_release(&list);
+    fsdp_text_release(&text);
+    fsdp_sd_free(sd);
 }
 
 /* The config of a llama with YaRN whose file has one pair more. */
