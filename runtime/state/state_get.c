@@ -1,15 +1,18 @@
 /*
  * Gets a state dict: a dict of this rank's live memory, without copies or communication; then, if the
- * options say so, whole or copied. The inverse is state_set.c.
+ * options say so, whole or copied. A save writes the live dict. The inverse is state_set.c.
  */
 #include "runtime/state/state_internal.h"
 #include "base/core/given.h"
 #include "base/data/box_internal.h"
 #include "base/text.h"
+#include "runtime/staging/snapshot.h"
 #include "runtime/step/step.h"
 #include "statedict/ctl/ctl_backend.h"
+#include "statedict/save/save_call.h"
 #include "statedict/sd/describe.h"
 #include "statedict/sd/layout_internal.h"
+#include <fsdp/run.h>
 
 #include <stdio.h>
 #include <string.h>
@@ -629,5 +632,116 @@ fsdp_status fsdp_root_get_state(fsdp_root *root, const fsdp_state_opts *opts, fs
     }
     fsdp_sd_free(live);
     fsdp_state_scope_release(&scope);
+    return status;
+}
+
+/* === saving =================================================================================== */
+
+/* The caller's extra entries are saved and loaded next to the state of a root: state.h, "checkpoints". */
+
+fsdp_status fsdp_state_add_extra(const fsdp_sd *extra, const fsdp_entry *entry, fsdp_sd *sd,
+                                 fsdp_error *err)
+{
+    if (entry->flat >= 0)
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "'%s' lies in a flat buffer, which extra entries cannot: add it as a tensor",
+            entry->name);
+    return fsdp_state_add_entry(extra, entry, &entry->layout, entry->data, sd, err);
+}
+
+/* Adds the caller's extra entries to sd. extra may be NULL. Memory of tensors is borrowed. */
+static fsdp_status save_extra(const fsdp_sd *extra, fsdp_sd *sd, fsdp_error *err)
+{
+    for (size_t i = 0; extra && i < fsdp_sd_count(extra); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(extra, i);
+        FSDP_TRY(fsdp_state_add_extra(extra, entry, sd, err));
+        if (entry->path)
+            FSDP_TRY(
+                fsdp_sd_set_path(sd, fsdp_sd_count(sd) - 1, entry->path, entry->path_count, err));
+    }
+    return FSDP_OK;
+}
+
+/* A save takes so much staging memory for the copy of a GPU's state. */
+enum { POOL_BYTES = 256 << 20 };
+
+fsdp_status fsdp_state_check_stored(const fsdp_state_opts *opts, fsdp_error *err)
+{
+    const char *option = opts->full_state_dict        ? "full_state_dict"
+                         : opts->cpu_offload          ? "cpu_offload"
+                         : opts->broadcast_from_rank0 ? "broadcast_from_rank0"
+                                                      : NULL;
+    if (!option)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s is for state in memory: of a checkpoint each rank has its part, and "
+                     "save.kind says how it is stored",
+                     option);
+}
+
+/* Kind LOCAL stores flat buffers as they are; replicated flat parameters are not one flat buffer. */
+static fsdp_status check_local(const fsdp_root *root, fsdp_error *err)
+{
+    for (size_t i = 0; root->declared != root->model && i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++) {
+            const fsdp_group *group = &root->units[i]->groups[g];
+            if (group->roles.shard_dim >= 0 && group->roles.replicate_dim >= 0)
+                return fsdp_fail(err, FSDP_ERR_USAGE,
+                                 "unit %s: local checkpoints do not go with hybrid strategies, "
+                                 "sharded ones do",
+                                 root->units[i]->name);
+        }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_root_saved_state(fsdp_root *root, const fsdp_root_save_opts *opts,
+                                  fsdp_sd **sd_out, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_state_check_stored(&opts->state, err));
+    if (opts->save.kind == FSDP_LOCAL)
+        FSDP_TRY(check_local(root, err));
+    if (opts->state.part != FSDP_STATE_OPTIM)
+        FSDP_TRY(fsdp_root_check_values(root, NULL, "saving", err));
+    FSDP_TRY(fsdp_state_get_unviewed(root, &opts->state, sd_out, err));
+    return save_extra(opts->extra, *sd_out, err);
+}
+
+/* Makes the state dict and, of memory that the host cannot read, the copy that a save writes. */
+static fsdp_status copy_state(fsdp_root *root, const fsdp_root_save_opts *given, fsdp_sd **sd_out,
+                              fsdp_snapshot *snapshot, fsdp_error *err)
+{
+    const fsdp_snapshot_opts opts = {.view = &root->view, .most = POOL_BYTES, .is_still = true};
+    FSDP_TRY(fsdp_root_saved_state(root, given, sd_out, err));
+    FSDP_TRY(fsdp_snapshot_open(snapshot, &opts, *sd_out, root->world->rank, err));
+    const fsdp_snapshot_take take = {.sd = *sd_out,
+                                     .rank = root->world->rank,
+                                     .changes = root->context->streams[FSDP_STREAM_COMPUTE]};
+    FSDP_TRY(fsdp_snapshot_begin(snapshot, &take, err));
+    FSDP_TRY(fsdp_waves_reach(fsdp_snapshot_waves(snapshot), 0, err));
+    return fsdp_context_check_comms(root->context, err);
+}
+
+fsdp_status fsdp_root_save(fsdp_root *root, const char *dir, const fsdp_root_save_opts *opts,
+                           fsdp_error *err)
+{
+    FSDP_NEED(err, root);
+    static const fsdp_root_save_opts none = {0};
+    const fsdp_root_save_opts *given = opts ? opts : &none;
+    fsdp_ctl *ctl = fsdp_world_ctl(root->world);
+    int64_t step = given->save.step ? *given->save.step : FSDP_NO_STEP;
+    fsdp_sd *sd = NULL;
+    fsdp_snapshot snapshot = {0};
+    fsdp_world_trace(root->world, "save", -1);
+    fsdp_status mine = FSDP_GIVEN(err, dir);
+    if (mine == FSDP_OK)
+        mine = copy_state(root, given, &sd, &snapshot, err);
+    const fsdp_save_call call = {sd, ctl, dir, &given->save, mine, fsdp_snapshot_waves(&snapshot)};
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_save");
+    fsdp_status status =
+        given->into_run ? fsdp_run_save_begun(&call, step, err) : fsdp_save_begun(&call, err);
+    fsdp_ctl_end_public(ctl, outer);
+    fsdp_snapshot_release(&snapshot);
+    fsdp_sd_free(sd);
     return status;
 }

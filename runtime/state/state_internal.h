@@ -7,12 +7,11 @@
  *
  *   state_names.c      the selected parameters and their names
  *   state_get.c        the dict of this rank's live memory, parameters inside flat ones included; whole
- *                      values, from all ranks
- *   state_set.c        matches a dict with it; takes whole values of rank 0
+ *                      values, from all ranks; saves it, with the caller's entries
+ *   state_set.c        matches a dict with it; takes whole values of rank 0; loads checkpoints
  *   state_groups.c     reads numbers of all types; puts hyper-parameters into a dict, takes them from one,
  *                      and refuses state that no optimizer here can continue
  *   state_move.c       parts of tensors between ranks and boxes
- *   root_state.c       checkpoints, with the caller's entries
  */
 #ifndef FSDP_STATE_INTERNAL_H
 #define FSDP_STATE_INTERNAL_H
@@ -94,6 +93,10 @@ fsdp_status fsdp_state_build(const fsdp_state_scope *scope, bool copies, fsdp_sd
 /* True when the parameter is stored, whole, in another dtype than it was declared in. */
 bool fsdp_state_is_cast(const fsdp_param *param);
 
+/* Checks the options of a save or load: some move state between ranks in memory, which checkpoints do not. */
+fsdp_status fsdp_state_check_stored(const fsdp_state_opts *opts, fsdp_error *err);
+/* Adds one of the caller's entries to a dict that is saved or loaded. */
+fsdp_status fsdp_state_add_extra(const fsdp_sd *extra, const fsdp_entry *entry, fsdp_sd *sd, fsdp_error *err);
 /* Adds another dict's entry under its name; a tensor gets that layout and memory. */
 fsdp_status fsdp_state_add_entry(const fsdp_sd *from, const fsdp_entry *entry, const fsdp_layout *layout,
                                  void *data, fsdp_sd *sd, fsdp_error *err);
@@ -102,9 +105,6 @@ fsdp_status fsdp_state_agree(const fsdp_state_scope *scope, const fsdp_sd *live,
                              bool with_values, fsdp_status mine, fsdp_error *err);
 
 /* --- setting (state_set.c) ---------------------------------------------------------------- */
-
-/* As fsdp_state_settle; fails also while gradients wait for a step. */
-fsdp_status fsdp_state_settle_to_set(fsdp_root *root, fsdp_error *err);
 
 /* The matched entries of a dict and the live one. */
 typedef struct fsdp_state_match {
@@ -118,22 +118,11 @@ typedef struct fsdp_state_match {
     fsdp_name_list missing, unexpected;
     size_t model_count, model_unexpected;
 } fsdp_state_match;
-/* Matches and checks all names and tensors, without changing anything. Release the match also on failure. */
-fsdp_status fsdp_state_match_all(fsdp_state_match *match, fsdp_error *err);
 /* Finds the live entry of optimizer state under another name of its parameter or its number
  * (state_groups.c). *param_out is that parameter, NULL: none has that name; *at_out stays as it is when
  * there is no such entry. */
 fsdp_status fsdp_state_find_state(const fsdp_state_match *match, const fsdp_entry *entry,
                                   const fsdp_state_param **param_out, int64_t *at_out, fsdp_error *err);
-/* Moves the missing and unexpected names to the report, which may be NULL. */
-void fsdp_state_match_release(fsdp_state_match *match, fsdp_load_report *report);
-/* Checks that the steps of parameters in one flat parameter, which has one step, are equal. numbers: a dict
- * with loaded numbers under the names of match->sd; other names take theirs from match->sd. */
-fsdp_status fsdp_state_check_steps(const fsdp_state_match *match, const fsdp_sd *numbers, fsdp_error *err);
-/* The source of a live entry in sd, or in a dict with the same entries; for an alias, its target. */
-const fsdp_entry *fsdp_state_source(const fsdp_state_match *match, const fsdp_sd *sd, size_t live);
-/* After the tensors: sets hyper-parameters and masters. */
-fsdp_status fsdp_state_finish(const fsdp_state_match *match, fsdp_error *err);
 
 /* --- hyper-parameters (state_groups.c) ------------------------------------------------------- */
 

@@ -1,6 +1,7 @@
 /*
  * Sets a state dict: matches it by name with the live dict (state_get.c), checks all of it, and then copies
- * everything into the live memory. Whole tensors are cut here, or come from rank 0.
+ * everything into the live memory. Whole tensors are cut here, or come from rank 0. A load reads a checkpoint
+ * into that memory instead.
  */
 #include "runtime/state/state_internal.h"
 #include "base/core/given.h"
@@ -8,6 +9,7 @@
 #include "statedict/ctl/ctl_backend.h"
 #include "statedict/manifest/large_value.h"
 #include "statedict/manifest/manifest.h"
+#include "statedict/save/load_internal.h"
 #include "statedict/sd/layout_internal.h"
 
 #include <string.h>
@@ -27,7 +29,8 @@ typedef struct fsdp_state_message {
     char *bytes; /* the data of 0-d tensors */
 } fsdp_state_message;
 
-const fsdp_entry *fsdp_state_source(const fsdp_state_match *match, const fsdp_sd *sd, size_t live)
+/* The source of a live entry in sd, or in a dict with the same entries; for an alias, its target. */
+static const fsdp_entry *source_of(const fsdp_state_match *match, const fsdp_sd *sd, size_t live)
 {
     const fsdp_entry *entry = fsdp_sd_at(sd, (size_t)match->source[live]);
     return entry->kind == FSDP_ENTRY_ALIAS ? fsdp_sd_at(sd, entry->target) : entry;
@@ -185,15 +188,15 @@ static fsdp_status bring(const fsdp_state_match *match, fsdp_state_mover *mover,
                          const fsdp_sd *data, fsdp_error *err)
 {
     const fsdp_entry *live = fsdp_sd_at(match->live, i);
-    const fsdp_entry *told = fsdp_state_source(match, match->sd, i);
+    const fsdp_entry *told = source_of(match, match->sd, i);
     const fsdp_box whole = fsdp_box_whole(live->ndim, live->shape);
     bool has_data = mover->root->world->rank == 0;
     if (live->ndim == 0) {
         (void)fsdp_state_set_number(live, told);
         return FSDP_OK;
     }
-    return fsdp_state_move(mover, 0, &whole,
-                           has_data ? fsdp_state_source(match, data, i)->data : NULL, live, err);
+    return fsdp_state_move(mover, 0, &whole, has_data ? source_of(match, data, i)->data : NULL,
+                           live, err);
 }
 
 static fsdp_status bring_all(const fsdp_state_match *match, fsdp_state_mover *mover,
@@ -235,7 +238,8 @@ static bool has_gradients(const fsdp_root *root)
     return false;
 }
 
-fsdp_status fsdp_state_settle_to_set(fsdp_root *root, fsdp_error *err)
+/* As fsdp_state_settle; fails also while gradients wait for a step. */
+static fsdp_status settle_to_set(fsdp_root *root, fsdp_error *err)
 {
     FSDP_TRY(fsdp_state_settle(root, err));
     if (root->context->finalizing || has_gradients(root))
@@ -528,8 +532,8 @@ static fsdp_status check_tensors(const fsdp_state_match *match, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_sd_count(match->live); i++)
         if (match->source[i] >= 0)
-            FSDP_TRY(check_tensor(match, fsdp_sd_at(match->live, i),
-                                  fsdp_state_source(match, match->sd, i), err));
+            FSDP_TRY(check_tensor(match, fsdp_sd_at(match->live, i), source_of(match, match->sd, i),
+                                  err));
     return FSDP_OK;
 }
 
@@ -554,7 +558,7 @@ static void copy_all(const fsdp_state_match *match)
     int rank = match->scope->root->world->rank;
     for (size_t i = 0; i < fsdp_sd_count(match->live); i++)
         if (match->source[i] >= 0)
-            copy_tensor(fsdp_sd_at(match->live, i), fsdp_state_source(match, match->sd, i), rank);
+            copy_tensor(fsdp_sd_at(match->live, i), source_of(match, match->sd, i), rank);
 }
 
 /* The live entry of a parameter if the dict sets it; else -1. */
@@ -679,8 +683,10 @@ static fsdp_status check_optim_steps(const fsdp_state_match *match, const fsdp_s
     return status;
 }
 
-fsdp_status fsdp_state_check_steps(const fsdp_state_match *match, const fsdp_sd *numbers,
-                                   fsdp_error *err)
+/* Checks that the steps of parameters in one flat parameter, which has one step, are equal. numbers: a dict
+ * with loaded numbers under the names of match->sd; other names take theirs from match->sd. */
+static fsdp_status check_steps(const fsdp_state_match *match, const fsdp_sd *numbers,
+                               fsdp_error *err)
 {
     const fsdp_state_scope *scope = match->scope;
     bool is_flat = scope->root->declared != scope->root->model;
@@ -697,12 +703,13 @@ static fsdp_status prepare(fsdp_state_scope *scope, fsdp_root *root, const fsdp_
     scope->root = root;
     if (!sd && !(opts && opts->broadcast_from_rank0 && root->world->rank != 0))
         return fsdp_fail(err, FSDP_ERR_USAGE, "there is no state dict to set: 'sd' is NULL");
-    FSDP_TRY(fsdp_state_settle_to_set(root, err));
+    FSDP_TRY(settle_to_set(root, err));
     FSDP_TRY(fsdp_state_scope_init(scope, root, opts, err));
     return fsdp_state_build(scope, false, live_out, err);
 }
 
-fsdp_status fsdp_state_match_all(fsdp_state_match *match, fsdp_error *err)
+/* Matches and checks all names and tensors, without changing anything. Release the match also on failure. */
+static fsdp_status match_all(fsdp_state_match *match, fsdp_error *err)
 {
     match->source = fsdp_alloc(fsdp_sd_count(match->live), sizeof *match->source);
     if (!match->source)
@@ -711,10 +718,11 @@ fsdp_status fsdp_state_match_all(fsdp_state_match *match, fsdp_error *err)
     FSDP_TRY(check_names(match, err));
     FSDP_TRY(fsdp_state_check_continues(match, err));
     FSDP_TRY(check_tensors(match, err));
-    return fsdp_state_check_steps(match, match->sd, err);
+    return check_steps(match, match->sd, err);
 }
 
-void fsdp_state_match_release(fsdp_state_match *match, fsdp_load_report *report)
+/* Moves the missing and unexpected names to the report, which may be NULL. */
+static void match_release(fsdp_state_match *match, fsdp_load_report *report)
 {
     if (report) {
         fsdp_names_move(&match->missing, &report->missing, &report->missing_count);
@@ -727,7 +735,8 @@ void fsdp_state_match_release(fsdp_state_match *match, fsdp_load_report *report)
     *match = (fsdp_state_match){0};
 }
 
-fsdp_status fsdp_state_finish(const fsdp_state_match *match, fsdp_error *err)
+/* After the tensors: sets hyper-parameters and masters. */
+static fsdp_status finish(const fsdp_state_match *match, fsdp_error *err)
 {
     if (match->groups)
         fsdp_state_apply_groups(match->groups);
@@ -739,12 +748,12 @@ static fsdp_status set_local(const fsdp_state_scope *scope, const fsdp_sd *live,
                              fsdp_load_report *report, fsdp_error *err)
 {
     fsdp_state_match match = {.scope = scope, .live = live, .sd = sd};
-    fsdp_status status = fsdp_state_match_all(&match, err);
+    fsdp_status status = match_all(&match, err);
     if (status == FSDP_OK) {
         copy_all(&match);
-        status = fsdp_state_finish(&match, err);
+        status = finish(&match, err);
     }
-    fsdp_state_match_release(&match, report);
+    match_release(&match, report);
     return status;
 }
 
@@ -759,13 +768,12 @@ static fsdp_status set_from_rank0(const fsdp_state_scope *scope, const fsdp_sd *
     fsdp_state_match match = {
         .scope = scope, .live = live, .sd = message.sd, .is_description = true};
     if (status == FSDP_OK)
-        status =
-            fsdp_ctl_agree(fsdp_world_ctl(root->world), fsdp_state_match_all(&match, err), err);
+        status = fsdp_ctl_agree(fsdp_world_ctl(root->world), match_all(&match, err), err);
     if (status == FSDP_OK)
         status = state_broadcast(&match, sd, err);
     if (status == FSDP_OK)
-        status = fsdp_state_finish(&match, err);
-    fsdp_state_match_release(&match, report);
+        status = finish(&match, err);
+    match_release(&match, report);
     state_message_release(&message);
     return status;
 }
@@ -790,5 +798,195 @@ fsdp_status fsdp_root_set_state(fsdp_root *root, const fsdp_sd *sd, const fsdp_s
         status = set_local(&scope, live, sd, report, err);
     fsdp_sd_free(live);
     fsdp_state_scope_release(&scope);
+    return status;
+}
+
+/* === loading ================================================================================== */
+
+/* Matches the description of a checkpoint like any other dict, and reads it into the root's own memory
+ * (statedict/save/load_internal.h). */
+
+/* Adds to `wanted` the extra entries that are stored; tensors get memory if they lack it. After the load,
+ * take_extra copies values to extra. Aliases are skipped, because their target is loaded. */
+static fsdp_status want_extra(fsdp_sd *extra, const fsdp_sd *stored, int rank, fsdp_sd *wanted,
+                              fsdp_error *err)
+{
+    if (!extra)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_sd_allocate(extra, rank, err));
+    for (size_t i = 0; i < fsdp_sd_count(extra); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(extra, i);
+        bool is_stored = fsdp_sd_find(stored, entry->name, entry->name_size) >= 0;
+        if (entry->kind != FSDP_ENTRY_ALIAS && is_stored)
+            FSDP_TRY(fsdp_state_add_extra(extra, entry, wanted, err));
+    }
+    return FSDP_OK;
+}
+
+/* Copies values only: tensors were loaded into their memory. */
+static fsdp_status take_extra(fsdp_sd *extra, const fsdp_sd *loaded, fsdp_error *err)
+{
+    for (size_t i = 0; extra && i < fsdp_sd_count(extra); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(extra, i);
+        int64_t at = fsdp_sd_find(loaded, entry->name, entry->name_size);
+        fsdp_value value = {0};
+        if (entry->kind != FSDP_ENTRY_VALUE || at < 0)
+            continue;
+        FSDP_TRY(fsdp_value_copy(&fsdp_sd_at(loaded, (size_t)at)->value, &value, err));
+        fsdp_sd_set_value(extra, i, &value);
+    }
+    return FSDP_OK;
+}
+
+/* A load: the live dict, matched with a checkpoint's description, and loaded under the stored names. */
+typedef struct load_job {
+    fsdp_root_load_opts opts;
+    fsdp_state_scope scope;
+    fsdp_sd *live, *wanted;
+    fsdp_state_match match; /* of the last checkpoint that was tried */
+} load_job;
+
+/* Numbers are loaded into separate memory and converted later, because their stored type may differ. */
+static fsdp_status want_entry(load_job *job, size_t i, fsdp_error *err)
+{
+    const fsdp_entry *live = fsdp_sd_at(job->live, i);
+    const fsdp_entry *from = source_of(&job->match, job->match.sd, i);
+    const fsdp_entry *named = fsdp_sd_at(job->match.sd, (size_t)job->match.source[i]);
+    bool is_number = live->ndim == 0;
+    if (from->kind == FSDP_ENTRY_VALUE)
+        return FSDP_OK;
+    return fsdp_sd_add_tensor(job->wanted, named->name, named->name_size,
+                              &(fsdp_tensor){is_number ? from->dtype : live->dtype, live->ndim,
+                                             live->shape, live->layout,
+                                             is_number ? NULL : live->data},
+                              err);
+}
+
+static fsdp_status want_all(load_job *job, fsdp_error *err)
+{
+    int rank = job->scope.root->world->rank;
+    FSDP_TRY(fsdp_sd_create(&job->wanted, err));
+    for (size_t i = 0; i < fsdp_sd_count(job->live); i++)
+        if (job->match.source[i] >= 0)
+            FSDP_TRY(want_entry(job, i, err));
+    FSDP_TRY(want_extra(job->opts.extra, job->match.sd, rank, job->wanted, err));
+    return fsdp_sd_allocate(job->wanted, rank, err);
+}
+
+static void forget_checkpoint(load_job *job)
+{
+    match_release(&job->match, NULL);
+    fsdp_sd_free(job->wanted);
+    job->wanted = NULL;
+}
+
+static fsdp_status make_wanted(void *context, const fsdp_sd *stored, fsdp_sd **sd_out,
+                               fsdp_error *err)
+{
+    load_job *job = context;
+    forget_checkpoint(job);
+    job->match = (fsdp_state_match){.scope = &job->scope,
+                                    .live = job->live,
+                                    .sd = stored,
+                                    .is_description = true,
+                                    .casts = job->opts.load.cast,
+                                    .extra = job->opts.extra};
+    FSDP_TRY(match_all(&job->match, err));
+    FSDP_TRY(want_all(job, err));
+    *sd_out = job->wanted;
+    return FSDP_OK;
+}
+
+static fsdp_status take_numbers(const load_job *job, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(job->live); i++) {
+        const fsdp_entry *live = fsdp_sd_at(job->live, i);
+        if (job->match.source[i] < 0 || live->ndim > 0)
+            continue;
+        const fsdp_entry *from = fsdp_sd_at(job->match.sd, (size_t)job->match.source[i]);
+        int64_t at = fsdp_sd_find(job->wanted, from->name, from->name_size);
+        if (!fsdp_state_set_number(live, at < 0 ? from : fsdp_sd_at(job->wanted, (size_t)at)))
+            return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is no number", from->name);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status take(void *context, const fsdp_checkpoint_info *info, fsdp_error *err)
+{
+    load_job *job = context;
+    FSDP_TRY(check_steps(&job->match, job->wanted, err));
+    FSDP_TRY(take_numbers(job, err));
+    FSDP_TRY(take_extra(job->opts.extra, job->wanted, err));
+    if (job->opts.step)
+        *job->opts.step = info->step;
+    return finish(&job->match, err);
+}
+
+static fsdp_status check_load_opts(const fsdp_root_load_opts *opts, fsdp_error *err)
+{
+    if (opts->load.include || opts->load.exclude)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "include and exclude do not select state of a root: state.submodules and "
+                         "state.part do");
+    return fsdp_state_check_stored(&opts->state, err);
+}
+
+static fsdp_status prepare_load(load_job *job, fsdp_root *root, fsdp_error *err)
+{
+    job->opts.state.partial |= job->opts.load.partial;
+    FSDP_TRY(check_load_opts(&job->opts, err));
+    FSDP_TRY(settle_to_set(root, err));
+    FSDP_TRY(fsdp_state_scope_init(&job->scope, root, &job->opts.state, err));
+    return fsdp_state_build(&job->scope, false, &job->live, err);
+}
+
+/* Merges two reports: names come from the match, path and bytes from the load. */
+static void report_load(load_job *job, fsdp_load_report *loaded)
+{
+    fsdp_load_report *report = job->opts.load.report;
+    if (!report)
+        return;
+    match_release(&job->match, report);
+    report->path = loaded->path;
+    report->bytes_read = loaded->bytes_read;
+    report->bytes_needed = loaded->bytes_needed;
+    loaded->path = NULL;
+}
+
+static fsdp_status load(load_job *job, fsdp_ctl *ctl, const char *path, fsdp_load_report *loaded,
+                        fsdp_error *err)
+{
+    const fsdp_load_hooks hooks = {.context = job, .make_sd = make_wanted, .take = take};
+    fsdp_load_opts opts = job->opts.load;
+    opts.partial = true; /* match_all has checked the names */
+    opts.report = loaded;
+    return fsdp_ctl_agree(ctl, fsdp_load_hooked(&hooks, ctl, path, &opts, err), err);
+}
+
+fsdp_status fsdp_root_load(fsdp_root *root, const char *path, const fsdp_root_load_opts *opts,
+                           fsdp_error *err)
+{
+    FSDP_NEED(err, root);
+    fsdp_ctl *ctl = fsdp_world_ctl(root->world);
+    fsdp_load_report loaded = {0};
+    load_job job = {0};
+    if (opts)
+        job.opts = *opts;
+    if (job.opts.load.report)
+        *job.opts.load.report = (fsdp_load_report){0};
+    fsdp_world_trace(root->world, "load", -1);
+    fsdp_status mine = FSDP_GIVEN(err, path);
+    if (mine == FSDP_OK)
+        mine = prepare_load(&job, root, err);
+    const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_root_load");
+    fsdp_status status = fsdp_ctl_agree(ctl, mine, err);
+    if (status == FSDP_OK)
+        status = load(&job, ctl, path, &loaded, err);
+    fsdp_ctl_end_public(ctl, outer);
+    report_load(&job, &loaded);
+    fsdp_load_report_release(&loaded);
+    forget_checkpoint(&job);
+    fsdp_sd_free(job.live);
+    fsdp_state_scope_release(&job.scope);
     return status;
 }
