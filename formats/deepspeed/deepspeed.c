@@ -1,43 +1,7 @@
-/* Shared by the files of this room: files, kinds of moments, tensors of the model. See deepspeed.h. */
+/* Shared by the files of this room: kinds of moments, tensors of the model. See deepspeed.h. */
 #include "formats/deepspeed/deepspeed.h"
 
 #include <string.h>
-
-/* --- files ---------------------------------------------------------------------------------------- */
-
-static fsdp_status read_archive(ds_set *set, int file, ds_reader *read, fsdp_error *err)
-{
-    torch_archive archive;
-    const char *path = fsdp_source_file_path(set->source, (size_t)file);
-    fsdp_text where = {0};
-    fsdp_text_addf(&where, "'%s'", path);
-    if (where.failed)
-        return fsdp_fail_memory(err, path);
-    const torch_opening opening = {.source = set->source,
-                                   .memory = set->memory,
-                                   .file = file,
-                                   .stream = FSDP_NO_STREAM,
-                                   .where = where.data};
-    fsdp_status st = torch_file_open(&opening, &archive, err);
-    if (st == FSDP_OK)
-        st = read(set, &archive, err);
-    torch_archive_release(&archive);
-    fsdp_text_release(&where);
-    return st;
-}
-
-fsdp_status ds_read_file(ds_set *set, const char *name, ds_reader *read, fsdp_error *err)
-{
-    int file;
-    char *path = fsdp_path_join(set->directory, name);
-    if (!path)
-        return fsdp_fail_memory(err, name);
-    fsdp_status st = fsdp_source_add_file(set->source, path, true, &file, err);
-    if (st == FSDP_OK)
-        st = read_archive(set, file, read, err);
-    fsdp_free(path);
-    return st;
-}
 
 /* --- moments -------------------------------------------------------------------------------------- */
 

@@ -4,9 +4,8 @@
  * In: the directory of one tag, whose pickles may be hostile. Out: the catalog of a source (source.h): the
  * f32 masters under the names of their parameters, optim.state.NAME.MOMENT, frozen weights, buffers, values.
  *
- *   names -> deepspeed_names.c     the files of a tag, and the ranks that their names state
- *         -> deepspeed_read.c      bid, open, and the order in which files are read; universal checkpoints:
- *                                  one folder per parameter
+ *   names -> deepspeed_read.c      bid, open, the files of a tag, and the order in which they are read;
+ *                                  universal checkpoints: one folder per parameter
  *         -> deepspeed_model.c     model files: shapes, frozen weights, buffers, tied names, values
  *         -> deepspeed_optim.c     optimizer files: the flat masters and moments of one rank, and
  *                                  the global names of experts that a rank numbers from 0
@@ -15,8 +14,8 @@
  *         -> deepspeed_plain.c     stage 0: which parameter of the model a state of the optimizer belongs to
  *         -> deepspeed_resume.c    steps and hyper-parameters as PyTorch names them
  *   universal_write.c is the way back: it writes universal checkpoints.
- *   deepspeed.c holds files, tensors of the model and kinds of moments for all of them, deepspeed_values.c
- *   reads members of dicts and values.
+ *   deepspeed.c holds tensors of the model and kinds of moments for all of them, deepspeed_values.c reads
+ *   members of dicts and values.
  *
  * A flat tensor holds the parameters of a group one after the other, in the order of param_shapes.
  *   Stages 1 and 2: the flat tensors of all ranks, one after the other, are the group.
@@ -32,7 +31,7 @@
 #include "formats/source/source_facts.h"
 #include "formats/torch/torch_internal.h"
 
-/* --- deepspeed_names.c ---------------------------------------------------------------------------- */
+/* --- the files of a tag --------------------------------------------------------------------------- */
 
 typedef enum ds_file_kind {
     DS_FILE_MODEL,             /* of one rank (stage 3), or of a model-parallel part */
@@ -55,16 +54,6 @@ typedef struct ds_files {
     ds_file *items;            /* sorted by kind, part, layer, rank */
     size_t count, room;
 } ds_files;
-
-/* Recognises the names of a directory. FSDP_ERR_DAMAGED: two files are of the same rank. */
-fsdp_status ds_files_find(const char *const *names, size_t count, ds_files *files_out, fsdp_error *err);
-void ds_files_release(ds_files *files);
-/* The files of a kind and part (-1: any), which are neighbours; NULL: none. */
-const ds_file *ds_files_of(const ds_files *files, ds_file_kind kind, int part, size_t *count_out);
-
-/* FSDP_ERR_DAMAGED when the ranks of the files are not 0, 1, 2, ... */
-fsdp_status ds_files_check_ranks(const ds_file *files, size_t count, const char *directory,
-                                 fsdp_error *err);
 
 /* --- the set ---------------------------------------------------------------------------------------- */
 
@@ -177,8 +166,6 @@ typedef struct ds_set {
 /* --- deepspeed.c ---------------------------------------------------------------------------------- */
 
 typedef fsdp_status ds_reader(ds_set *set, torch_archive *archive, fsdp_error *err);
-/* Opens a torch.save file of the directory ("zero/NAME/fp32.pt"), reads it and frees its pickle. */
-fsdp_status ds_read_file(ds_set *set, const char *name, ds_reader *read, fsdp_error *err);
 /* The number of a moment's name, which is new or known. FSDP_ERR_LIMIT: there are too many. */
 fsdp_status ds_kind(ds_set *set, const char *name, size_t size, int *kind_out, fsdp_error *err);
 /* Adds a tensor of the model as it is stored. */
@@ -239,8 +226,8 @@ fsdp_status ds_add_optim_values(ds_set *set, torch_archive *archive, fsdp_node o
 
 /* --- deepspeed_model.c -------------------------------------------------------------------------------- */
 
-/* Reads the model files of a part: one, or in stage 3 one of each rank. The first part has the values. */
-fsdp_status ds_read_models(ds_set *set, fsdp_error *err);
+/* Reads the first model file of a part; in stage 3 that of another rank. The first part has the values. */
+ds_reader ds_read_model, ds_read_other_model;
 /* Notes the weights in the file of a layer or an expert, with which the masters are compared. */
 ds_reader ds_note_weights;
 /* Reads the buffers in a layer's file. */
@@ -294,6 +281,6 @@ fsdp_status ds_add_resume(ds_set *set, fsdp_error *err);
 /* --- deepspeed_plain.c --------------------------------------------------------------------------------- */
 
 /* Stage 0: model and optimizer are whole in one file. */
-fsdp_status ds_read_plain(ds_set *set, torch_archive *archive, fsdp_error *err);
+ds_reader ds_read_plain;
 
 #endif

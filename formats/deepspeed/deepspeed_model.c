@@ -179,7 +179,7 @@ static fsdp_status add_fragments(ds_set *set, torch_archive *archive, fsdp_error
 }
 
 /* A model file of stage 3 next to that of rank 0. */
-static fsdp_status read_other_model(ds_set *set, torch_archive *archive, fsdp_error *err)
+fsdp_status ds_read_other_model(ds_set *set, torch_archive *archive, fsdp_error *err)
 {
     FSDP_TRY(ds_agree_model(set, archive, err));
     return add_fragments(set, archive, err);
@@ -370,7 +370,7 @@ static fsdp_status check_model(const torch_archive *archive, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status read_model(ds_set *set, torch_archive *archive, fsdp_error *err)
+fsdp_status ds_read_model(ds_set *set, torch_archive *archive, fsdp_error *err)
 {
     fsdp_node root = archive->pickle.root, shapes = ds_member(archive, root, "param_shapes");
     FSDP_TRY(check_model(archive, err));
@@ -443,31 +443,4 @@ fsdp_status ds_read_layer(ds_set *set, torch_archive *archive, fsdp_error *err)
     char prefix[16];
     snprintf(prefix, sizeof prefix, "%d.", set->layer);
     return add_buffers(set, archive, archive->pickle.root, prefix, err);
-}
-
-fsdp_status ds_read_models(ds_set *set, fsdp_error *err)
-{
-    size_t count;
-    const ds_file *files = ds_files_of(&set->files, DS_FILE_MODEL, set->part, &count);
-    if (!files)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': there is no model file of model-parallel rank %d", set->directory,
-                         set->part);
-    set->is_split = files[0].rank >= 0;
-    if (!set->is_split && count > 1 && !set->is_universal) /* whose files are for all stages */
-        return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' has model files of stage 3, such as '%s', next to '%s', which is of "
-                         "another one" FSDP_TWO_SAVES,
-                         set->directory, files[1].name, files[0].name);
-    if (set->is_split) {
-        FSDP_TRY(ds_files_check_ranks(files, count, set->directory, err));
-        set->world = (int64_t)count;
-    }
-    set->rank = 0;
-    FSDP_TRY(ds_read_file(set, files[0].name, read_model, err));
-    for (size_t i = 1; i < count; i++) {
-        set->rank = files[i].rank;
-        FSDP_TRY(ds_read_file(set, files[i].name, read_other_model, err));
-    }
-    return FSDP_OK;
 }

@@ -8,6 +8,206 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* === names of files =========================================================================== */
+
+enum { NUMBERS = 3, MOST_DIGITS = 9 };
+
+/* Names of files: '#' is a number. part, rank, layer: which number they are; -1: none. */
+typedef struct file_pattern {
+    const char *text;
+    ds_file_kind kind;
+    int part, rank, layer;
+} file_pattern;
+
+static const file_pattern patterns[] = {
+    {"mp_rank_#_model_states.pt", DS_FILE_MODEL, 0, -1, -1},
+    {"zero_pp_rank_#_mp_rank_#_model_states.pt", DS_FILE_MODEL, 1, 0, -1},
+    {"zero_pp_rank_#_mp_rank_#_optim_states.pt", DS_FILE_OPTIM, 1, 0, -1},
+    {"bf16_zero_pp_rank_#_mp_rank_#_optim_states.pt", DS_FILE_OPTIM, 1, 0, -1},
+    {"layer_#-model_states.pt", DS_FILE_LAYER, -1, -1, 0},
+    {"layer_#-model_#-model_states.pt", DS_FILE_LAYER, 1, -1, 0},
+    {"layer_#_expert_#_mp_rank_#_model_states.pt", DS_FILE_EXPERT, 2, 1, 0},
+    {"expp_rank_#_mp_rank_#_optim_states.pt", DS_FILE_EXPERT_OPTIM, 1, 0, -1},
+};
+enum { PATTERNS = sizeof patterns / sizeof *patterns };
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+static bool matches(const char *name, const char *pattern, int numbers_out[NUMBERS])
+{
+    int found = 0;
+    for (; *pattern != '\0'; pattern++) {
+        if (*pattern != '#') {
+            if (*name++ != *pattern)
+                return false;
+            continue;
+        }
+        int digits = 0, number = 0;
+        for (; is_digit(*name) && digits < MOST_DIGITS; digits++)
+            number = number * 10 + (*name++ - '0');
+        if (digits == 0)
+            return false;
+        numbers_out[found++] = number;
+    }
+    return *name == '\0';
+}
+
+static bool recognise(const char *name, ds_file *file_out)
+{
+    int numbers[NUMBERS];
+    for (int i = 0; i < PATTERNS; i++) {
+        const file_pattern *pattern = &patterns[i];
+        if (!matches(name, pattern->text, numbers))
+            continue;
+        *file_out = (ds_file){.name = name,
+                              .kind = pattern->kind,
+                              .part = pattern->part < 0 ? 0 : numbers[pattern->part],
+                              .rank = pattern->rank < 0 ? -1 : numbers[pattern->rank],
+                              .layer = pattern->layer < 0 ? 0 : numbers[pattern->layer]};
+        return true;
+    }
+    return false;
+}
+
+static int compare_files(const void *a, const void *b)
+{
+    const ds_file *x = a, *y = b;
+    const int64_t orders[] = {(int64_t)x->kind - (int64_t)y->kind, (int64_t)x->part - y->part,
+                              (int64_t)x->layer - y->layer, (int64_t)x->rank - y->rank};
+    for (size_t i = 0; i < sizeof orders / sizeof *orders; i++)
+        if (orders[i] != 0)
+            return orders[i] < 0 ? -1 : 1;
+    return 0;
+}
+
+/* A run with bf16 and one without it may have left their files in the same tag. */
+static fsdp_status check_twins(const ds_files *files, fsdp_error *err)
+{
+    for (size_t i = 1; i < files->count; i++)
+        if (compare_files(&files->items[i - 1], &files->items[i]) == 0)
+            return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' and '%s' are of the same rank",
+                             files->items[i - 1].name, files->items[i].name);
+    return FSDP_OK;
+}
+
+/* Recognises the names of a directory; the caller frees the items, also on failure. FSDP_ERR_DAMAGED: two
+ * files are of the same rank. */
+static fsdp_status find_files(const char *const *names, size_t count, ds_files *files_out,
+                              fsdp_error *err)
+{
+    *files_out = (ds_files){0};
+    for (size_t i = 0; i < count; i++) {
+        ds_file file;
+        if (!recognise(names[i], &file))
+            continue;
+        if (!fsdp_grow(&files_out->items, &files_out->room, files_out->count + 1,
+                       sizeof *files_out->items))
+            return fsdp_fail_memory(err, "the files of a checkpoint");
+        files_out->items[files_out->count++] = file;
+    }
+    if (files_out->count > 0)
+        qsort(files_out->items, files_out->count, sizeof *files_out->items, compare_files);
+    return check_twins(files_out, err);
+}
+
+/* The files of a kind and part (-1: any), which are neighbours; NULL: none. */
+static const ds_file *files_of(const ds_files *files, ds_file_kind kind, int part,
+                               size_t *count_out)
+{
+    const ds_file *first = NULL;
+    *count_out = 0;
+    for (size_t i = 0; i < files->count; i++) {
+        const ds_file *file = &files->items[i];
+        if (file->kind != kind || (part >= 0 && file->part != part))
+            continue;
+        first = first ? first : file;
+        (*count_out)++;
+    }
+    return first;
+}
+
+/* FSDP_ERR_DAMAGED when the ranks of the files are not 0, 1, 2, ... */
+static fsdp_status check_ranks(const ds_file *files, size_t count, const char *directory,
+                               fsdp_error *err)
+{
+    for (size_t i = 0; i < count; i++)
+        if (files[i].rank != (int)i)
+            return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                             "'%s': the file of rank %zu is missing before '%s'", directory, i,
+                             files[i].name);
+    return FSDP_OK;
+}
+
+/* === files ==================================================================================== */
+
+static fsdp_status read_archive(ds_set *set, int file, ds_reader *read, fsdp_error *err)
+{
+    torch_archive archive;
+    const char *path = fsdp_source_file_path(set->source, (size_t)file);
+    fsdp_text where = {0};
+    fsdp_text_addf(&where, "'%s'", path);
+    if (where.failed)
+        return fsdp_fail_memory(err, path);
+    const torch_opening opening = {.source = set->source,
+                                   .memory = set->memory,
+                                   .file = file,
+                                   .stream = FSDP_NO_STREAM,
+                                   .where = where.data};
+    fsdp_status st = torch_file_open(&opening, &archive, err);
+    if (st == FSDP_OK)
+        st = read(set, &archive, err);
+    torch_archive_release(&archive);
+    fsdp_text_release(&where);
+    return st;
+}
+
+/* Opens a torch.save file of the directory ("zero/NAME/fp32.pt"), reads it and frees its pickle. */
+static fsdp_status read_file(ds_set *set, const char *name, ds_reader *read, fsdp_error *err)
+{
+    int file;
+    char *path = fsdp_path_join(set->directory, name);
+    if (!path)
+        return fsdp_fail_memory(err, name);
+    fsdp_status st = fsdp_source_add_file(set->source, path, true, &file, err);
+    if (st == FSDP_OK)
+        st = read_archive(set, file, read, err);
+    fsdp_free(path);
+    return st;
+}
+
+/* --- model files ------------------------------------------------------------------------------ */
+
+/* Reads the model files of a part: one, or in stage 3 one of each rank. The first part has the values. */
+static fsdp_status read_models(ds_set *set, fsdp_error *err)
+{
+    size_t count;
+    const ds_file *files = files_of(&set->files, DS_FILE_MODEL, set->part, &count);
+    if (!files)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s': there is no model file of model-parallel rank %d", set->directory,
+                         set->part);
+    set->is_split = files[0].rank >= 0;
+    if (!set->is_split && count > 1 && !set->is_universal) /* whose files are for all stages */
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' has model files of stage 3, such as '%s', next to '%s', which is of "
+                         "another one" FSDP_TWO_SAVES,
+                         set->directory, files[1].name, files[0].name);
+    if (set->is_split) {
+        FSDP_TRY(check_ranks(files, count, set->directory, err));
+        set->world = (int64_t)count;
+    }
+    set->rank = 0;
+    FSDP_TRY(read_file(set, files[0].name, ds_read_model, err));
+    for (size_t i = 1; i < count; i++) {
+        set->rank = files[i].rank;
+        FSDP_TRY(read_file(set, files[i].name, ds_read_other_model, err));
+    }
+    return FSDP_OK;
+}
+
 /* === universal checkpoints ==================================================================== */
 
 /*
@@ -22,7 +222,7 @@
 static const char folder[] = "zero", optim_file[] = "zero/optimizer_state.pt";
 static const char suffix[] = ".pt", master_name[] = "fp32", step_name[] = "step";
 
-static bool ds_is_universal(const char *const *names, size_t count)
+static bool is_universal(const char *const *names, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         if (strcmp(names[i], folder) == 0)
@@ -172,7 +372,7 @@ static fsdp_status read_named(ds_set *set, const char *below, const char *name, 
     fsdp_text path = {0};
     fsdp_text_addf(&path, "%s/%s%s", below, name, suffix);
     fsdp_status st =
-        path.failed ? fsdp_fail_memory(err, name) : ds_read_file(set, path.data, read, err);
+        path.failed ? fsdp_fail_memory(err, name) : read_file(set, path.data, read, err);
     fsdp_text_release(&path);
     return st;
 }
@@ -218,7 +418,7 @@ static fsdp_status take_step(ds_set *set, const char *below, fsdp_value *first, 
 static bool has_all_stages(const ds_set *set)
 {
     size_t count;
-    const ds_file *files = ds_files_of(&set->files, DS_FILE_MODEL, 0, &count);
+    const ds_file *files = files_of(&set->files, DS_FILE_MODEL, 0, &count);
     return files && files[0].rank < 0 && files[count - 1].rank >= 0;
 }
 
@@ -352,17 +552,17 @@ static bool has_optim(const ds_set *set)
     return has;
 }
 
-static fsdp_status ds_read_universal(ds_set *set, fsdp_error *err)
+static fsdp_status read_universal(ds_set *set, fsdp_error *err)
 {
     size_t count;
     set->is_universal = true;
-    for (set->part = 0; ds_files_of(&set->files, DS_FILE_MODEL, set->part, &count); set->part++) {
-        FSDP_TRY(ds_read_models(set, err));
+    for (set->part = 0; files_of(&set->files, DS_FILE_MODEL, set->part, &count); set->part++) {
+        FSDP_TRY(read_models(set, err));
         FSDP_TRY(read_groups(set, err));
     }
     FSDP_TRY(read_others(set, err));
     set->part = set->rank = 0;
-    return has_optim(set) ? ds_read_file(set, optim_file, read_optim, err) : FSDP_OK;
+    return has_optim(set) ? read_file(set, optim_file, read_optim, err) : FSDP_OK;
 }
 
 /* === a tag ==================================================================================== */
@@ -396,15 +596,15 @@ static int bid(const fsdp_probe *probe)
     if (!probe->is_directory)
         return 0;
     fsdp_error why = {0}; /* two files of one rank are reported by open */
-    (void)ds_files_find(probe->names, probe->name_count, &files, &why);
-    const ds_file *first = ds_files_of(&files, DS_FILE_MODEL, -1, &count);
+    (void)find_files(probe->names, probe->name_count, &files, &why);
+    const ds_file *first = files_of(&files, DS_FILE_MODEL, -1, &count);
     if (!first)
-        first = ds_files_of(&files, DS_FILE_OPTIM, -1, &count);
+        first = files_of(&files, DS_FILE_OPTIM, -1, &count);
     char *path = first ? fsdp_path_join(probe->path, first->name) : NULL;
     if (path)
         bits = bid_file(probe->io, path);
     fsdp_free(path);
-    ds_files_release(&files);
+    fsdp_free(files.items);
     return bits;
 }
 
@@ -500,9 +700,9 @@ static fsdp_status agree_world(const ds_set *set, fsdp_error *err)
 static fsdp_status read_optims(ds_set *set, fsdp_error *err)
 {
     size_t count, others;
-    const ds_file *files = ds_files_of(&set->files, DS_FILE_OPTIM, set->part, &count);
-    if (!files && ds_files_of(&set->files, DS_FILE_LAYER, -1, &others) &&
-        !ds_files_of(&set->files, DS_FILE_OPTIM, -1, &others))
+    const ds_file *files = files_of(&set->files, DS_FILE_OPTIM, set->part, &count);
+    if (!files && files_of(&set->files, DS_FILE_LAYER, -1, &others) &&
+        !files_of(&set->files, DS_FILE_OPTIM, -1, &others))
         return fsdp_fail(err, FSDP_ERR_REFUSED,
                          "'%s' has no optimizer files: a pipeline without ZeRO, whose stages have "
                          "their optimizers in model files, is not read; save it with stage 1",
@@ -512,7 +712,7 @@ static fsdp_status read_optims(ds_set *set, fsdp_error *err)
                          "'%s': there is no optimizer file of model-parallel rank %d, which has "
                          "the weights in f32",
                          set->directory, set->part);
-    FSDP_TRY(ds_files_check_ranks(files, count, set->directory, err));
+    FSDP_TRY(check_ranks(files, count, set->directory, err));
     if (set->is_split && set->world != (int64_t)count)
         return fsdp_fail(
             err, FSDP_ERR_DAMAGED,
@@ -523,7 +723,7 @@ static fsdp_status read_optims(ds_set *set, fsdp_error *err)
     set->world = (int64_t)count;
     for (size_t i = 0; i < count; i++) {
         set->rank = files[i].rank;
-        FSDP_TRY(ds_read_file(set, files[i].name, ds_read_optim, err));
+        FSDP_TRY(read_file(set, files[i].name, ds_read_optim, err));
     }
     FSDP_TRY(agree_world(set, err));
     if (!set->is_split)
@@ -535,7 +735,7 @@ static fsdp_status read_optims(ds_set *set, fsdp_error *err)
 static fsdp_status check_parts(const ds_set *set, int *parts_out, fsdp_error *err)
 {
     size_t count, layers;
-    const ds_file *layer = ds_files_of(&set->files, DS_FILE_LAYER, -1, &layers);
+    const ds_file *layer = files_of(&set->files, DS_FILE_LAYER, -1, &layers);
     int parts = 0;
     for (size_t i = 0; i < set->files.count; i++) {
         const ds_file *file = &set->files.items[i];
@@ -552,7 +752,7 @@ static fsdp_status check_parts(const ds_set *set, int *parts_out, fsdp_error *er
             "'%s': its parameters are cut for tensor parallelism; "
             "join them with deepspeed.checkpoint.ds_to_universal and convert its result",
             set->directory);
-    if (ds_files_of(&set->files, DS_FILE_EXPERT_OPTIM, -1, &count))
+    if (files_of(&set->files, DS_FILE_EXPERT_OPTIM, -1, &count))
         return fsdp_fail(err, FSDP_ERR_REFUSED,
                          "'%s': the optimizer of its experts is in separate files, which are not "
                          "supported; train with ZeRO",
@@ -564,10 +764,10 @@ static fsdp_status check_parts(const ds_set *set, int *parts_out, fsdp_error *er
 static fsdp_status read_all(ds_set *set, ds_file_kind kind, ds_reader *read, fsdp_error *err)
 {
     size_t count;
-    const ds_file *files = ds_files_of(&set->files, kind, -1, &count);
+    const ds_file *files = files_of(&set->files, kind, -1, &count);
     for (size_t i = 0; i < count; i++) {
         set->layer = kind == DS_FILE_LAYER ? files[i].layer : -1;
-        FSDP_TRY(ds_read_file(set, files[i].name, read, err));
+        FSDP_TRY(read_file(set, files[i].name, read, err));
     }
     return FSDP_OK;
 }
@@ -577,11 +777,11 @@ static fsdp_status read_parts(ds_set *set, fsdp_error *err)
     size_t optims;
     int parts;
     FSDP_TRY(check_parts(set, &parts, err));
-    (void)ds_files_of(&set->files, DS_FILE_OPTIM, -1, &optims);
+    (void)files_of(&set->files, DS_FILE_OPTIM, -1, &optims);
     FSDP_TRY(read_all(set, DS_FILE_LAYER, ds_note_weights, err));
     FSDP_TRY(read_all(set, DS_FILE_EXPERT, ds_note_weights, err));
     for (set->part = 0; set->part < parts; set->part++) {
-        FSDP_TRY(ds_read_models(set, err));
+        FSDP_TRY(read_models(set, err));
         if (set->is_plain && optims > 0)
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
                              "'%s' has optimizer files, but its model file has no param_shapes",
@@ -620,10 +820,10 @@ static fsdp_status read_set(const fsdp_probe *probe, ds_set *set, fsdp_error *er
 {
     ds_state *state = NULL;
     FSDP_TRY(create(probe, set, &state, err));
-    fsdp_status st = ds_files_find(probe->names, probe->name_count, &set->files, err);
+    fsdp_status st = find_files(probe->names, probe->name_count, &set->files, err);
     if (st == FSDP_OK)
-        st = ds_is_universal(probe->names, probe->name_count) ? ds_read_universal(set, err)
-                                                              : read_parts(set, err);
+        st = is_universal(probe->names, probe->name_count) ? read_universal(set, err)
+                                                           : read_parts(set, err);
     if (st == FSDP_OK)
         st = ds_add_resume(set, err);
     if (st == FSDP_OK)
@@ -651,7 +851,7 @@ static fsdp_status open_deepspeed(const fsdp_probe *probe, fsdp_source **source_
                   .is_chosen = probe->opts && probe->opts->format};
     fsdp_status st = read_set(probe, &set, err);
     *source_out = set.source;
-    ds_files_release(&set.files);
+    fsdp_free(set.files.items);
     fsdp_name_table_release(&set.tensors);
     fsdp_name_table_release(&set.buffers);
     fsdp_name_table_release(&set.prints);
