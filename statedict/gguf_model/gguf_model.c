@@ -218,19 +218,37 @@ static fsdp_status check_formulas(const fsdp_sd *sd, const fsdp_config *known, f
     return FSDP_OK;
 }
 
-/* A number that llama.cpp has a key for, and transformers computes some of the model with this one alone. */
-static fsdp_status check_fixed(const fsdp_sd *sd, const fsdp_gguf_names *gguf, fsdp_error *err)
+static fsdp_status compute_fixed(const fsdp_config *known, const fsdp_gguf_fixed *fixed,
+                                 double *number_out, fsdp_error *err)
 {
+    char *rest = NULL;
+    int64_t whole = 0;
+    *number_out = strtod(fixed->number, &rest);
+    if (*rest == '\0')
+        return FSDP_OK;
+    FSDP_TRY(fsdp_formula_compute(known, fixed->number, 0, &whole, err));
+    *number_out = (double)whole;
+    return FSDP_OK;
+}
+
+/* A number that llama.cpp has a key for, and transformers computes some of the model with this one alone. */
+static fsdp_status check_fixed(const fsdp_sd *sd, const fsdp_config *known, fsdp_error *err)
+{
+    const fsdp_gguf_names *gguf = &known->architecture->gguf;
     for (size_t i = 0; i < gguf->key_count; i++) {
         const fsdp_value *value = find_below(sd, gguf->architecture, gguf->keys[i].key);
-        for (size_t f = 0; f < gguf->fixed_count && is_number(value); f++)
-            if (strcmp(gguf->fixed[f].member, gguf->keys[i].member) == 0 &&
-                (float)number_of(value) != strtof(gguf->fixed[f].number, NULL))
+        for (size_t f = 0; f < gguf->fixed_count && is_number(value); f++) {
+            double number;
+            if (strcmp(gguf->fixed[f].member, gguf->keys[i].member) != 0)
+                continue;
+            FSDP_TRY(compute_fixed(known, &gguf->fixed[f], &number, err));
+            if ((float)number_of(value) != (float)number)
                 return fsdp_fail(err, FSDP_ERR_USAGE,
                                  "cannot make a config.json from '%s.%s' %g, since transformers "
                                  "computes with %s; --copy-from DIR takes one",
                                  gguf->architecture, gguf->keys[i].key, number_of(value),
                                  gguf->fixed[f].number);
+        }
     }
     return FSDP_OK;
 }
@@ -244,15 +262,13 @@ static fsdp_status add_fixed(const fsdp_config *known, fsdp_text *out, fsdp_erro
         const fsdp_gguf_fixed *fixed = &family->gguf.fixed[i];
         const fsdp_config_member *member =
             fsdp_architecture_member(family, fixed->member, strlen(fixed->member));
-        char *rest = NULL;
-        int64_t whole = strtoll(fixed->number, &rest, 10);
+        double number;
         bool is_usual = !member->otherwise || strcmp(member->otherwise, fixed->number) == 0;
         if (is_usual || strstr(fixed->number, "layer "))
             continue;
-        if (*rest != '\0' && fsdp_member_is_whole(member))
-            FSDP_TRY(fsdp_formula_compute(known, fixed->number, 0, &whole, err));
+        FSDP_TRY(compute_fixed(known, fixed, &number, err));
         if (fsdp_member_is_whole(member))
-            add_whole(out, family, fixed->member, whole);
+            add_whole(out, family, fixed->member, (int64_t)number);
         else
             fsdp_text_addf(out, ",\n  \"%s\": %s", fixed->member, fixed->number);
     }
@@ -269,7 +285,7 @@ static fsdp_status add_others(const fsdp_sd *sd, const fsdp_architecture *family
     if (st == FSDP_OK)
         st = check_formulas(sd, &known, err);
     if (st == FSDP_OK)
-        st = check_fixed(sd, &family->gguf, err);
+        st = check_fixed(sd, &known, err);
     if (st == FSDP_OK)
         st = add_fixed(&known, out, err);
     fsdp_arena_release(&known.arena);

@@ -991,6 +991,18 @@ Test(gguf_values, a_file_of_olmo2_with_a_window_is_olmo3)
     fsdp_text_release(&text);
 }
 
+/* Numbers that transformers computes from others are those of the file. */
+Test(gguf_values, a_fixed_number_of_a_file_may_follow_from_others)
+{
+    fsdp_text text = {0};
+    cr_assert_eq(read_with("cohere2", "\"head_dim\": 16, \"vocab_size\": 8"), FSDP_OK, "%s",
+                 err.text);
+    cr_expect_eq(config_without("", 0, &text), FSDP_OK, "%s", err.text);
+    cr_expect_eq(config_without("cohere2.attention.key_length", 8, &text), FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "computes with hidden_size / num_attention_heads"), "%s", err.text);
+    fsdp_text_release(&text);
+}
+
 /* Without the key llama.cpp takes 10000, and the default of SmolLM3 is another one. */
 Test(gguf_values, a_base_that_a_file_leaves_out_is_that_of_llama_cpp)
 {
