@@ -148,7 +148,7 @@ struct convert_target_ops {
 };
 
 extern const convert_target_ops fsdp_directory_target;  /* native_target.c: a native directory */
-extern const convert_target_ops fsdp_one_file_target;   /* one_file_target.c: a native file */
+extern const convert_target_ops fsdp_one_file_target;   /* native_target.c: a native file */
 extern const convert_target_ops fsdp_foreign_target;    /* foreign_target.c */
 
 /* --- convert_plan.c --------------------------------------------------------------------------- */

@@ -1,24 +1,36 @@
 /*
- * A conversion into the native format: the shard files, and the directory that holds them.
+ * A conversion into the native format: shard files in a directory, or in one file ("fsdp-file").
  *
  * Files are written in groups whose records fit the budget. A block of the source that two groups need is
  * read twice. An encoded target has one worker, with all threads on each of its slabs, because the order of
- * frames in a file must not depend on the number of workers.
+ * frames in a file must not depend on the number of workers. See convert_job.h.
  */
-#include "statedict/convert/native_target.h"
-
 #include "base/io/io_reuse.h"
 #include "base/core/pool.h"
+#include "statedict/checkpoint/one_file.h"
 #include "statedict/commit/commit_internal.h"
-#include "statedict/sd/layout_internal.h"
-#include "statedict/save/publish.h"
 #include "statedict/commit/space.h"
+#include "statedict/convert/convert_job.h"
+#include "statedict/save/publish.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <string.h>
 
+/* === shard files ============================================================================== */
+
+typedef struct native_files {
+    fsdp_save_plan *plans; /* per file */
+    fsdp_shard_writer **writers;
+    fsdp_file_record *records;
+    fsdp_encoder *encoder;
+    fsdp_resume notes; /* of finished files */
+} native_files;
+
 /* --- before the first byte -------------------------------------------------------------------- */
 
-fsdp_status fsdp_native_declare(convert_job *job, const fsdp_selection *selection, fsdp_error *err)
+/* Functions of convert_target_ops. */
+static fsdp_status native_declare(convert_job *job, const fsdp_selection *selection,
+                                  fsdp_error *err)
 {
     size_t n = (size_t)job->file_count;
     native_files *files = job->files = fsdp_alloc(1, sizeof *files);
@@ -34,7 +46,7 @@ fsdp_status fsdp_native_declare(convert_job *job, const fsdp_selection *selectio
                : fsdp_fail_memory(err, "a conversion");
 }
 
-convert_room fsdp_native_room(const convert_job *job)
+static convert_room native_room(const convert_job *job)
 {
     enum { CHUNK_LEAST = 64 << 10 };
     const fsdp_manifest *source = &job->from->manifest;
@@ -49,7 +61,7 @@ convert_room fsdp_native_room(const convert_job *job)
         .slab_most = 32 << 20};
 }
 
-fsdp_status fsdp_native_measure(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+static fsdp_status native_measure(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
     (void)err;
     plan->files = job->file_count;
@@ -82,8 +94,8 @@ static fsdp_status list_file(const convert_job *job, int file, convert_part_visi
     return st;
 }
 
-fsdp_status fsdp_native_list(convert_job *job, convert_part_visit visit, void *context,
-                             fsdp_error *err)
+static fsdp_status native_list(convert_job *job, convert_part_visit visit, void *context,
+                               fsdp_error *err)
 {
     for (int file = 0; file < job->file_count; file++)
         FSDP_TRY(list_file(job, file, visit, context, err));
@@ -151,7 +163,7 @@ static fsdp_status create_file(convert_job *job, int file, fsdp_error *err)
     return st == FSDP_OK ? fsdp_put_plan(files->writers[file], plan, NULL, NULL, err) : st;
 }
 
-fsdp_status fsdp_native_create(convert_job *job, fsdp_error *err)
+static fsdp_status native_create(convert_job *job, fsdp_error *err)
 {
     native_files *files = job->files;
     if (job->opts.compress && !files->encoder)
@@ -162,7 +174,7 @@ fsdp_status fsdp_native_create(convert_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_native_write(convert_job *job, const convert_piece *piece, fsdp_error *err)
+static fsdp_status native_write(convert_job *job, const convert_piece *piece, fsdp_error *err)
 {
     native_files *files = job->files;
     size_t box = fsdp_save_plan_find(&files->plans[piece->rank], piece->entry, piece->part);
@@ -201,7 +213,7 @@ static size_t group_size(const convert_job *job)
     return (size_t)(job->end_file - job->first_file);
 }
 
-fsdp_status fsdp_native_finish(convert_job *job, fsdp_error *err)
+static fsdp_status native_finish(convert_job *job, fsdp_error *err)
 {
     return fsdp_parallel(job->threads, group_size(job), finish_file, job, err);
 }
@@ -242,7 +254,7 @@ static fsdp_status check_file(void *context, size_t number, fsdp_error *err)
     return st;
 }
 
-fsdp_status fsdp_native_check(convert_job *job, fsdp_error *err)
+static fsdp_status native_check(convert_job *job, fsdp_error *err)
 {
     return fsdp_parallel(job->threads, group_size(job), check_file, job, err);
 }
@@ -296,7 +308,8 @@ static fsdp_status begin(convert_job *job, fsdp_error *err)
     return staging->is_taken_up ? keep_files(job, err) : FSDP_OK;
 }
 
-fsdp_manifest fsdp_native_manifest(const convert_job *job)
+/* The manifest of the result, without its file records. */
+static fsdp_manifest native_manifest(const convert_job *job)
 {
     fsdp_manifest manifest = job->from->manifest;
     manifest.kind = job->kind;
@@ -313,7 +326,7 @@ static fsdp_status publish(convert_job *job, fsdp_error *err)
 {
     const native_files *files = job->files;
     fsdp_publication publication = {.staging = &job->staging,
-                                    .manifest = fsdp_native_manifest(job),
+                                    .manifest = native_manifest(job),
                                     .records = files->records,
                                     .owners = job->owners,
                                     .with_view = !job->opts.skip_view,
@@ -321,7 +334,8 @@ static fsdp_status publish(convert_job *job, fsdp_error *err)
     return fsdp_publish(&publication, err);
 }
 
-void fsdp_native_release(convert_job *job)
+/* Closes the files and frees their state; the bytes on the disk stay. */
+static void native_release(convert_job *job)
 {
     native_files *files = job->files;
     for (int i = 0; files && files->writers && i < job->file_count; i++)
@@ -341,7 +355,7 @@ void fsdp_native_release(convert_job *job)
 static fsdp_status end(convert_job *job, fsdp_status status, fsdp_error *err)
 {
     status = fsdp_staging_judge(&job->staging, status, err);
-    fsdp_native_release(job);
+    native_release(job);
     bool is_kept = job->opts.resume && job->staging.has_notes; /* without them nothing resumes it */
     if (status != FSDP_OK && !is_kept)
         fsdp_staging_abandon(&job->staging, err);
@@ -350,15 +364,82 @@ static fsdp_status end(convert_job *job, fsdp_status status, fsdp_error *err)
 }
 
 const convert_target_ops fsdp_directory_target = {.is_ordered = true,
-                                                  .declare = fsdp_native_declare,
-                                                  .room = fsdp_native_room,
-                                                  .measure = fsdp_native_measure,
-                                                  .list = fsdp_native_list,
+                                                  .declare = native_declare,
+                                                  .room = native_room,
+                                                  .measure = native_measure,
+                                                  .list = native_list,
                                                   .check_place = check_place,
                                                   .begin = begin,
-                                                  .create = fsdp_native_create,
-                                                  .write = fsdp_native_write,
-                                                  .finish = fsdp_native_finish,
-                                                  .check = fsdp_native_check,
+                                                  .create = native_create,
+                                                  .write = native_write,
+                                                  .finish = native_finish,
+                                                  .check = native_check,
                                                   .publish = publish,
                                                   .end = end};
+
+/* === one file ================================================================================= */
+
+/* The file is a full shard file that holds its manifest (one_file.h). It is staged and published like a file for
+ * other programs. */
+
+static fsdp_status check_one_file_place(const convert_job *job, fsdp_error *err)
+{
+    return fsdp_output_check(&job->place, job->from, job->to, err);
+}
+
+static fsdp_status begin_one_file(convert_job *job, fsdp_error *err)
+{
+    if (job->opts.resume)
+        fsdp_notice(&job->opts.watch,
+                    "an interrupted conversion to format %s cannot be resumed: starting anew",
+                    job->format->name);
+    return fsdp_output_begin(&job->place, job->to, err);
+}
+
+/* Opens the result as a checkpoint; its data was compared before. */
+static fsdp_status check_whole(const convert_job *job, fsdp_error *err)
+{
+    fsdp_checkpoint *written = NULL;
+    FSDP_TRY(fsdp_checkpoint_open(job->place.path, &(fsdp_open_opts){.access.disk = job->io},
+                                  &written, err));
+    bool same =
+        written->is_one_file && fsdp_sd_count(written->manifest.sd) == fsdp_sd_count(job->sd);
+    fsdp_checkpoint_close(written);
+    return same ? FSDP_OK
+                : fsdp_fail(err, FSDP_ERR_IO, "'%s' differs from the bytes written",
+                            job->place.path);
+}
+
+static fsdp_status publish_one_file(convert_job *job, fsdp_error *err)
+{
+    const fsdp_file_record *record = ((const native_files *)job->files)->records;
+    fsdp_manifest manifest = native_manifest(job);
+    fsdp_manifest_file file = {record->size, record->index_offset, record->index_size,
+                               record->index_hash};
+    manifest.files = &file;
+    FSDP_TRY(fsdp_one_file_append(job->io, job->place.path, &manifest, job->place.durable, err));
+    if (!job->opts.skip_verify)
+        FSDP_TRY(check_whole(job, err));
+    return fsdp_output_publish(&job->place, err);
+}
+
+static fsdp_status end_one_file(convert_job *job, fsdp_status status, fsdp_error *err)
+{
+    native_release(job);
+    fsdp_output_end(&job->place, status == FSDP_OK ? NULL : err);
+    return status;
+}
+
+const convert_target_ops fsdp_one_file_target = {.is_ordered = true,
+                                                 .declare = native_declare,
+                                                 .room = native_room,
+                                                 .measure = native_measure,
+                                                 .list = native_list,
+                                                 .check_place = check_one_file_place,
+                                                 .begin = begin_one_file,
+                                                 .create = native_create,
+                                                 .write = native_write,
+                                                 .finish = native_finish,
+                                                 .check = native_check,
+                                                 .publish = publish_one_file,
+                                                 .end = end_one_file};
