@@ -220,27 +220,6 @@ static void take_how(fsdp_convert_opts *planned, const fsdp_convert_opts *how)
     planned->watch = how->watch;
 }
 
-static fsdp_status spell_plan(fsdp_conversion *conversion, fsdp_text *text, fsdp_error *err)
-{
-    if (conversion->state != CONVERSION_PLANNED)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the conversion of '%s' has no plan to write",
-                         conversion->plan.to);
-    return fsdp_plan_spell(&conversion->job, &conversion->plan, text, err);
-}
-
-static fsdp_status compare_plan(fsdp_conversion *conversion, const fsdp_convert_order *order,
-                                fsdp_error *err)
-{
-    fsdp_text now = {0};
-    fsdp_status st = spell_plan(conversion, &now, err);
-    if (st == FSDP_OK)
-        st = fsdp_convert_order_compare(order, &now, err);
-    fsdp_text_release(&now);
-    if (st != FSDP_OK)
-        conversion->state = CONVERSION_FAILED;
-    return st;
-}
-
 fsdp_status fsdp_conversion_apply(const char *path, const fsdp_convert_opts *opts,
                                   fsdp_conversion **conversion_out, fsdp_error *err)
 {
@@ -255,8 +234,12 @@ fsdp_status fsdp_conversion_apply(const char *path, const fsdp_convert_opts *opt
     fsdp_status st = fsdp_convert_order_check_files(order, err);
     if (st == FSDP_OK)
         st = open_conversion(order->from, order->to, &order->opts, conversion_out, err);
-    if (st == FSDP_OK)
-        st = compare_plan(*conversion_out, order, err);
+    if (st == FSDP_OK) {
+        fsdp_conversion *conversion = *conversion_out;
+        st = fsdp_convert_order_compare(order, &conversion->job, &conversion->plan, err);
+        if (st != FSDP_OK)
+            conversion->state = CONVERSION_FAILED;
+    }
     if (*conversion_out)
         (*conversion_out)->order = order;
     else
@@ -269,33 +252,14 @@ const fsdp_convert_plan *fsdp_conversion_plan(const fsdp_conversion *conversion)
     return conversion ? &conversion->plan : NULL;
 }
 
-/* Two processes may write a plan to one path: each has a temporary name of its own, the last one counts. */
-static fsdp_status replace_beside_others(fsdp_io *io, const char *path, const fsdp_text *text,
-                                         fsdp_error *err)
-{
-    char *own;
-    FSDP_TRY(fsdp_beside_name(path, FSDP_SUFFIX_STAGING, &own, err));
-    fsdp_status st = fsdp_io_replace_file(io, own, text->data, text->size, err);
-    if (st == FSDP_OK)
-        st = fsdp_io_rename(io, own, path, true, err);
-    if (st != FSDP_OK)
-        io->ops->unlink(io, own);
-    fsdp_free(own);
-    return st;
-}
-
 fsdp_status fsdp_conversion_write_plan(fsdp_conversion *conversion, const char *path,
                                        fsdp_error *err)
 {
     FSDP_NEED(err, conversion, path);
-    fsdp_text text = {0};
-    fsdp_status st = spell_plan(conversion, &text, err);
-    if (st == FSDP_OK)
-        st = fsdp_plan_check_path(conversion->job.from, conversion->plan.to, path, err);
-    if (st == FSDP_OK)
-        st = replace_beside_others(conversion->job.io, path, &text, err);
-    fsdp_text_release(&text);
-    return st;
+    if (conversion->state != CONVERSION_PLANNED)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the conversion of '%s' has no plan to write",
+                         conversion->plan.to);
+    return fsdp_plan_write(&conversion->job, &conversion->plan, path, err);
 }
 
 fsdp_status fsdp_conversion_run(fsdp_conversion *conversion, fsdp_error *err)

@@ -27,7 +27,7 @@
 #include "statedict/convert/copied.h"
 #include "statedict/convert/output_place.h"
 #include "statedict/convert/plan_notes.h"
-#include "statedict/convert/plan_text.h"
+#include "statedict/convert/plan_file.h"
 #include "statedict/models/config.h"
 #include "statedict/expect/export_check.h"
 #include "statedict/map/map.h"

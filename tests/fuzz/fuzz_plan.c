@@ -4,7 +4,7 @@
  * plan is compared with a new one; its source, if the plan names it, is a small safetensors file.
  */
 #include "base/core/mem.h"
-#include "statedict/convert/plan_text.h"
+#include "statedict/convert/plan_file.h"
 #include "tests/fuzz/closing.h"
 #include "tests/fuzz/memory_file.h"
 

@@ -1,7 +1,7 @@
 /* Plans as files: they read back as written, are never trusted, and errors name changed sources. */
 #include "base/text.h"
 #include "tests/support/disk/io_fault.h"
-#include "statedict/convert/plan_text.h"
+#include "statedict/convert/plan_file.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,8 +1,8 @@
 /*
- * The table of a conversion's options (plan_options.c): plans have every row of it, and the pages say what it
+ * The table of a conversion's options (plan_file.c): plans have every row of it, and the pages say what it
  * says, so that a new option is not forgotten in one of them.
  */
-#include "statedict/convert/plan_text.h"
+#include "statedict/convert/plan_file.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -7,12 +7,11 @@
  *   contents  values, outputs with their parts, bytes: all of it follows from the head
  *   "xxh3"    of everything before it
  *
- * fsdp_conversion_apply takes from, to and options (plan_options.c), opens their conversion and compares the
- * bytes. The rest is not read, but for the list of the source's files, to name one that changed
- * (plan_order.c).
+ * fsdp_conversion_apply takes from, to and options, opens their conversion and compares the bytes. The rest is
+ * not read, but for the list of the source's files, to name one that changed.
  */
-#ifndef FSDP_PLAN_TEXT_H
-#define FSDP_PLAN_TEXT_H
+#ifndef FSDP_PLAN_FILE_H
+#define FSDP_PLAN_FILE_H
 
 #include "base/data/json.h"
 #include "base/core/mem.h"
@@ -23,25 +22,19 @@
 struct convert_job;
 
 enum { FSDP_PLAN_VERSION = 1, FSDP_PLAN_HASH = 2 * sizeof(fsdp_hash) + 1 };
-#define FSDP_PLAN_START "{\"fsdp_plan\": "
-#define FSDP_PLAN_MOST ((size_t)1 << 30)   /* bytes of a plan */
 
 /* The hash of the plan as hexadecimal digits. */
 fsdp_status fsdp_plan_identify(const struct convert_job *job, char hash_out[FSDP_PLAN_HASH], fsdp_error *err);
-/* The whole text of a prepared job. FSDP_ERR_USAGE for paths and expressions that JSON cannot spell. */
-fsdp_status fsdp_plan_spell(struct convert_job *job, const fsdp_convert_plan *plan, fsdp_text *text,
-                            fsdp_error *err);
 /* Closes the text with its own hash. FSDP_ERR_LIMIT beyond the size that readers accept. */
 fsdp_status fsdp_plan_close(fsdp_text *text, fsdp_error *err);
-/* True when that last hash matches. */
-bool fsdp_plan_is_whole(const char *text, size_t size);
 
-/* FSDP_ERR_USAGE when the file would lie in the result, or replace a file of the source; FSDP_ERR_EXISTS when
+/* Writes the plan of a prepared job, whole or not at all. FSDP_ERR_USAGE for paths and expressions that JSON
+ * cannot spell, and when the file would lie in the result, or replace a file of the source; FSDP_ERR_EXISTS when
  * it would replace a file that is not a plan. */
-fsdp_status fsdp_plan_check_path(const fsdp_checkpoint *from, const char *to, const char *path,
-                                 fsdp_error *err);
+fsdp_status fsdp_plan_write(struct convert_job *job, const fsdp_convert_plan *plan, const char *path,
+                            fsdp_error *err);
 
-/* --- plan_options.c --------------------------------------------------------------------------- */
+/* --- options --- */
 
 /* A head that is being written, and its first string that JSON cannot represent. */
 typedef struct plan_head {
@@ -49,8 +42,6 @@ typedef struct plan_head {
     const char *unspelled;
 } plan_head;
 
-/* Adds an absolute path, so that the plan does not depend on the current directory. */
-void fsdp_plan_add_path(plan_head *head, const char *path);
 /* Adds the members of the object "options". */
 void fsdp_plan_add_options(plan_head *head, const fsdp_convert_opts *opts);
 
@@ -58,9 +49,8 @@ void fsdp_plan_add_options(plan_head *head, const fsdp_convert_opts *opts);
  * failure. */
 fsdp_status fsdp_plan_read_options(fsdp_json *json, fsdp_arena *arena, fsdp_convert_opts *opts,
                                    fsdp_mesh **mesh_out, fsdp_error *err);
-fsdp_status fsdp_plan_read_string(fsdp_json *json, fsdp_arena *arena, const char **out, fsdp_error *err);
 
-/* --- plan_order.c ----------------------------------------------------------------------------- */
+/* --- reading back --- */
 
 /* A plan that was read from a file: paths, and the options that made it. All of it is borrowed until the
  * close. */
@@ -76,8 +66,8 @@ fsdp_status fsdp_convert_order_open(const char *path, const fsdp_access *access,
 /* FSDP_ERR_DAMAGED names the first of the source's files that is not as the plan has it. */
 fsdp_status fsdp_convert_order_check_files(fsdp_convert_order *order, fsdp_error *err);
 /* FSDP_ERR_DAMAGED when the text of the plan that was made again is another one. */
-fsdp_status fsdp_convert_order_compare(const fsdp_convert_order *order, const fsdp_text *now,
-                                       fsdp_error *err);
+fsdp_status fsdp_convert_order_compare(const fsdp_convert_order *order, struct convert_job *job,
+                                       const fsdp_convert_plan *now, fsdp_error *err);
 void fsdp_convert_order_close(fsdp_convert_order *order);    /* accepts NULL */
 
 #endif
