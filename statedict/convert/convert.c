@@ -1,14 +1,88 @@
 /* A conversion as an object, and its loop: see convert_job.h. */
 #include "statedict/convert/convert_job.h"
 
+#include "base/core/given.h"
+#include "base/core/pool.h"
 #include "base/data/flow.h"
 #include "base/io/io_cache.h"
+#include "base/io/io_direct.h"
+#include "base/io/io_limit.h"
 #include "base/io/io_reuse.h"
-#include "statedict/convert/convert_io.h"
 
+#include <inttypes.h>
 #include <string.h>
 
-#include "base/core/given.h"
+/* --- file operations --------------------------------------------------------------------------- */
+
+/* Layers around the given io that bypass the page cache, limit the rate, and open each file once while the
+ * conversion is planned. */
+typedef struct convert_io {
+    fsdp_convert_opts opts;  /* with open.access through all of them */
+    fsdp_io *limit, *direct; /* or NULL */
+    fsdp_io *cache;          /* the outermost */
+} convert_io;
+
+enum { DIRECT_MOST = 16 << 20, BUFFER_MOST = 1 << 20, BUFFER_LEAST = 64 << 10 };
+
+static int threads_of(const fsdp_convert_opts *opts)
+{
+    return opts->threads > 0 ? opts->threads : fsdp_pool_cores();
+}
+
+static int64_t direct_buffer(const fsdp_convert_opts *opts)
+{
+    int64_t buffer = DIRECT_MOST / threads_of(opts);
+    return buffer < BUFFER_LEAST ? BUFFER_LEAST : buffer > BUFFER_MOST ? BUFFER_MOST : buffer;
+}
+
+/* Memory of these layers for all threads together. */
+static int64_t io_room(const fsdp_convert_opts *opts)
+{
+    return opts && opts->direct ? direct_buffer(opts) * threads_of(opts) : 0;
+}
+
+static fsdp_status make_io(convert_io *how, fsdp_error *err)
+{
+    fsdp_convert_opts *opts = &how->opts;
+    fsdp_io *io = fsdp_access_io(&opts->open.access);
+    if (opts->bytes_per_second > 0) {
+        fsdp_io_limit_opts limit = {.bytes_per_second = opts->bytes_per_second,
+                                    .stopped = opts->watch.stopped,
+                                    .context = opts->watch.context};
+        FSDP_TRY(fsdp_io_limit_create(io, &limit, &how->limit, err));
+        io = how->limit;
+    }
+    if (opts->direct) {
+        FSDP_TRY(fsdp_io_direct_create(io, (size_t)direct_buffer(opts), &how->direct, err));
+        io = how->direct;
+    }
+    FSDP_TRY(fsdp_io_cache_create(io, &how->cache, err));
+    opts->open.access.disk = how->cache;
+    return FSDP_OK;
+}
+
+/* opts NULL: the defaults. The struct must not move until end_io. */
+static fsdp_status begin_io(convert_io *how, const fsdp_convert_opts *opts, fsdp_error *err)
+{
+    *how = (convert_io){.opts = opts ? *opts : (fsdp_convert_opts){0}};
+    if (how->opts.bytes_per_second < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%" PRId64 " bytes a second is not a valid rate",
+                         how->opts.bytes_per_second);
+    return make_io(how, err);
+}
+
+/* Call after all files are closed. A notice names files for which the page cache was used nevertheless. */
+static void end_io(convert_io *how)
+{
+    if (how->direct && fsdp_io_direct_refusals(how->direct) > 0)
+        fsdp_notice(&how->opts.watch,
+                    "the file system cannot bypass the page cache: its files were read through it");
+    fsdp_io_cache_free(how->cache);
+    fsdp_io_direct_free(how->direct);
+    fsdp_io_limit_free(how->limit);
+}
+
+/* --- the job ---------------------------------------------------------------------------------- */
 
 /* A conversion runs once, and not after its plan failed. */
 typedef enum conversion_state {
@@ -20,13 +94,11 @@ typedef enum conversion_state {
 struct fsdp_conversion {
     conversion_state state;
     bool has_ended; /* its target has */
-    fsdp_convert_io how;
+    convert_io how;
     convert_job job;
     fsdp_convert_plan plan;
     fsdp_convert_order *order; /* that it applies, or NULL */
 };
-
-/* --- the job ---------------------------------------------------------------------------------- */
 
 /* Checks the options. release_job releases the job, also after a failure here. */
 static fsdp_status init_job(convert_job *job, const char *to, const fsdp_convert_opts *opts,
@@ -175,7 +247,7 @@ static fsdp_status plan_job(fsdp_conversion *conversion, const char *from, const
     if (st == FSDP_OK)
         st = fsdp_convert_prepare(job, from, plan, err);
     fsdp_io_cache_end(conversion->how.cache);
-    plan->peak_memory += fsdp_convert_io_room(&conversion->how.opts);
+    plan->peak_memory += io_room(&conversion->how.opts);
     plan->sd = job->from ? job->from->manifest.sd : NULL;
     plan->source = job->from ? plan->source : NULL; /* a failed derivation has closed it */
     return st;
@@ -191,7 +263,7 @@ static fsdp_status open_conversion(const char *from, const char *to, const fsdp_
         (fsdp_convert_plan){.to = to, .opts = &conversion->job.opts, .free_bytes = -1};
     conversion->job.target = &fsdp_directory_target;
     *conversion_out = conversion;
-    FSDP_TRY(fsdp_convert_io_begin(&conversion->how, opts, err));
+    FSDP_TRY(begin_io(&conversion->how, opts, err));
     FSDP_TRY(plan_job(conversion, from, to, err));
     conversion->state = CONVERSION_PLANNED;
     return FSDP_OK;
@@ -328,7 +400,7 @@ void fsdp_conversion_close(fsdp_conversion *conversion)
         (void)job->target->end(job, FSDP_OK, NULL); /* nothing was begun */
     release_job(job);
     fsdp_plan_release(&conversion->plan);
-    fsdp_convert_io_end(&conversion->how);
+    end_io(&conversion->how);
     fsdp_convert_order_close(conversion->order);
     fsdp_free(conversion);
 }

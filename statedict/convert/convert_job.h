@@ -151,6 +151,10 @@ extern const convert_target_ops fsdp_directory_target;  /* native_target.c: a na
 extern const convert_target_ops fsdp_one_file_target;   /* native_target.c: a native file */
 extern const convert_target_ops fsdp_foreign_target;    /* foreign_target.c */
 
+/* convert_open.c: opens the source of a conversion with the options' format and limits. */
+fsdp_status fsdp_convert_open(const char *from, const fsdp_convert_opts *opts,
+                              fsdp_checkpoint **checkpoint_out, fsdp_error *err);
+
 /* --- convert_plan.c --------------------------------------------------------------------------- */
 
 /* Does everything before the first byte is written. */
@@ -191,8 +195,5 @@ fsdp_status fsdp_convert_compare_digests(const convert_job *job, const fsdp_watc
 fsdp_status fsdp_convert_digests(const convert_job *job, fsdp_file_digest_visit visit, void *context,
                                  fsdp_error *err);
 fsdp_status fsdp_convert_write_digests(const convert_job *job, fsdp_error *err);
-/* True when a conversion with these options reads a source as fsdp_open_opts.whole has it: its format or its
- * selection takes more than the model. */
-bool fsdp_convert_takes_whole(const fsdp_convert_opts *opts);
 
 #endif

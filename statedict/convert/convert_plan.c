@@ -7,7 +7,6 @@
 #include "base/data/flow.h"
 #include "base/data/name_path.h"
 #include "statedict/checkpoint/digests.h"
-#include "statedict/convert/convert_io.h"
 #include "statedict/sd/layout_internal.h"
 #include "statedict/run/hub_cache.h"
 #include "statedict/run/remote_path.h"

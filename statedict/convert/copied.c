@@ -5,7 +5,6 @@
 #include "formats/frameworks.h"
 #include "formats/source.h"
 #include "kernels/kernels.h"
-#include "statedict/convert/convert_io.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/derive/adapter.h"
 #include "statedict/sd/meter.h"
@@ -91,6 +90,29 @@ static bool drops_code(const fsdp_convert_opts *opts)
     return false;
 }
 
+/* Adds the names of the classes and functions that a program runs when it loads the file, with ", " between
+ * them. A file that is not understood may run anything, and names says so. */
+static fsdp_status add_file_code(const char *path, const fsdp_access *access, fsdp_text *names,
+                                 fsdp_error *err)
+{
+    const fsdp_open_opts open = {.access = *access};
+    fsdp_checkpoint *checkpoint = NULL;
+    const char *name;
+    fsdp_error odd = {0};
+    fsdp_status st = fsdp_checkpoint_open(path, &open, &checkpoint, &odd);
+    if (st == FSDP_ERR_LIMIT)
+        return fsdp_fail(err, st, "%s", odd.text);
+    if (st != FSDP_OK || !checkpoint->source)
+        fsdp_text_addf(names, "not understood");
+    for (size_t file = 0;
+         st == FSDP_OK && checkpoint->source && file < fsdp_source_file_count(checkpoint->source);
+         file++)
+        for (size_t n = 0; (name = fsdp_source_code_at(checkpoint->source, file, n)) != NULL; n++)
+            fsdp_text_addf(names, "%s%s", names->size > 0 ? ", " : "", name);
+    fsdp_checkpoint_close(checkpoint);
+    return names->failed ? fsdp_fail_memory(err, path) : FSDP_OK;
+}
+
 /* Files obey the rule of values: code is copied only where it is asked for (fsdp_plan_note_code). */
 static fsdp_status find_code(fsdp_copies *copies, const fsdp_convert_opts *opts, const char *path,
                              fsdp_copied_file *file, fsdp_error *err)
@@ -98,7 +120,7 @@ static fsdp_status find_code(fsdp_copies *copies, const fsdp_convert_opts *opts,
     fsdp_text names = {0};
     if (!fsdp_framework_matches(fsdp_framework_pickles, file->name, NULL))
         return FSDP_OK;
-    fsdp_status st = fsdp_convert_file_code(path, &opts->open.access, &names, err);
+    fsdp_status st = add_file_code(path, &opts->open.access, &names, err);
     if (st == FSDP_OK && names.size > 0) {
         file->code = fsdp_arena_strndup(&copies->arena, names.data, names.size);
         st = file->code ? FSDP_OK : fsdp_fail_memory(err, path);

@@ -4,7 +4,7 @@
 #include "base/text.h"
 
 #include "statedict/checkpoint/same_tensors.h"
-#include "statedict/convert/convert_io.h"
+#include "statedict/convert/convert_job.h"
 #include "statedict/derive/tied_names.h"
 
 #include <string.h>
