@@ -6,8 +6,8 @@
  *             target (selection, ties, relayout)                                          convert_plan.c
  *   plan      divide the memory, count files and bytes, compute the plan's hash, check the destination and
  *             its free space; nothing is written yet                                      convert_plan.c
- *   move      each tensor in slabs: read and check, cast, hash, write                     convert_move.c
- *   check     read the result back and compare it                                         convert_move.c
+ *   move      each tensor in slabs: read and check, cast, hash, write                     convert.c
+ *   check     read the result back and compare it                                         convert.c
  *   publish   rename the whole result to its name                                         convert.c
  *
  * A *slab* is a run of a tensor's row-major order. The boxes of the target cut it into *pieces*, each a run
@@ -135,7 +135,7 @@ struct convert_target_ops {
     fsdp_status (*create)(convert_job *job, fsdp_error *err);
     fsdp_status (*write)(convert_job *job, const convert_piece *piece, fsdp_error *err);
     fsdp_status (*finish)(convert_job *job, fsdp_error *err);
-    /* Reads the files back and compares their hashes. NULL: the files hold none, and convert_move.c compares
+    /* Reads the files back and compares their hashes. NULL: the files hold none, and convert.c compares
      * slabs. */
     fsdp_status (*check)(convert_job *job, fsdp_error *err);
     /* Finds the place of a piece in a file of the staging place; NULL where only finished files are kept. */
@@ -179,21 +179,5 @@ fsdp_status fsdp_convert_check_names(convert_job *job, fsdp_export_report *repor
  * the job, which keeps the report for fsdp_convert_check_names. */
 fsdp_status fsdp_convert_see_model(void *context, const fsdp_map_request *request,
                                    fsdp_checkpoint *checkpoint, const char *below, fsdp_error *err);
-
-/* --- convert_move.c --------------------------------------------------------------------------- */
-
-/* Numbers the slabs, whose size is final now. */
-fsdp_status fsdp_convert_number_slabs(convert_job *job, fsdp_error *err);
-fsdp_status fsdp_convert_move(convert_job *job, fsdp_error *err);
-/* Opens the result and compares it, slab by slab. */
-fsdp_status fsdp_convert_read_back(convert_job *job, fsdp_error *err);
-
-/* convert_digest.c: compares the source's files with FROM.xxh3, where that is. FSDP_ERR_DAMAGED names the
- * first that differs. */
-fsdp_status fsdp_convert_compare_digests(const convert_job *job, const fsdp_watch *watch, fsdp_error *err);
-/* Visits the SHA-256 of the published files, as fsdp_conversion_result, and writes TO.xxh3. */
-fsdp_status fsdp_convert_digests(const convert_job *job, fsdp_file_digest_visit visit, void *context,
-                                 fsdp_error *err);
-fsdp_status fsdp_convert_write_digests(const convert_job *job, fsdp_error *err);
 
 #endif
