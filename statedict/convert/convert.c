@@ -41,7 +41,7 @@ static bool next_slab(const convert_job *job, size_t entry, fsdp_slabs *slabs, f
 }
 
 /* Numbers the slabs, whose size is final now. */
-static fsdp_status convert_number_slabs(convert_job *job, fsdp_error *err)
+static fsdp_status number_slabs(convert_job *job, fsdp_error *err)
 {
     size_t count = fsdp_sd_count(job->sd);
     int64_t number = 0;
@@ -357,7 +357,7 @@ static fsdp_status run_worker(void *context, size_t worker, fsdp_error *err)
     return st;
 }
 
-static fsdp_status convert_move(convert_job *job, fsdp_error *err)
+static fsdp_status move_slabs(convert_job *job, fsdp_error *err)
 {
     atomic_store(&job->next, 0);
     return fsdp_parallel(job->workers, (size_t)job->workers, run_worker, job, err);
@@ -418,7 +418,7 @@ static fsdp_status pair_entry(convert_job *job, size_t i, fsdp_error *err)
 }
 
 /* Opens the result and compares it, slab by slab. */
-static fsdp_status convert_read_back(convert_job *job, fsdp_error *err)
+static fsdp_status read_back(convert_job *job, fsdp_error *err)
 {
     size_t count = fsdp_sd_count(job->sd);
     FSDP_TRY(fsdp_checkpoint_open(
@@ -430,7 +430,7 @@ static fsdp_status convert_read_back(convert_job *job, fsdp_error *err)
     for (size_t i = 0; i < count; i++)
         FSDP_TRY(pair_entry(job, i, err));
     FSDP_TRY(fsdp_copies_check(&job->copies, job->io, job->place.path, err));
-    return convert_move(job, err);
+    return move_slabs(job, err);
 }
 
 /* === digests of files ========================================================================= */
@@ -453,8 +453,7 @@ static void keep_first(void *context, const fsdp_finding *finding)
 
 /* Compares the source's files with FROM.xxh3, where that is. FSDP_ERR_DAMAGED names the
  * first that differs. */
-static fsdp_status convert_compare_digests(const convert_job *job, const fsdp_watch *watch,
-                                           fsdp_error *err)
+static fsdp_status compare_digests(const convert_job *job, const fsdp_watch *watch, fsdp_error *err)
 {
     fsdp_error first = {0};
     fsdp_verify_summary summary = {0};
@@ -488,8 +487,8 @@ static fsdp_status list_files(fsdp_file_list *list, const char *to, fsdp_error *
 }
 
 /* Visits the SHA-256 of the published files, as fsdp_conversion_result, and writes TO.xxh3. */
-static fsdp_status convert_digests(const convert_job *job, fsdp_file_digest_visit visit,
-                                   void *context, fsdp_error *err)
+static fsdp_status visit_digests(const convert_job *job, fsdp_file_digest_visit visit,
+                                 void *context, fsdp_error *err)
 {
     fsdp_file_list list = {.io = job->io};
     fsdp_digest_opts digest = {.kind = FSDP_DIGEST_SHA256,
@@ -505,7 +504,7 @@ static fsdp_status convert_digests(const convert_job *job, fsdp_file_digest_visi
     return st;
 }
 
-static fsdp_status convert_write_digests(const convert_job *job, fsdp_error *err)
+static fsdp_status write_digests(const convert_job *job, fsdp_error *err)
 {
     const fsdp_verify_opts writing = {
         .threads = job->opts.threads, .memory = job->opts.memory, .watch = job->opts.watch};
@@ -674,19 +673,19 @@ static fsdp_status write_group(convert_job *job, fsdp_error *err)
               job->end_file, job->file_count);
     job->meter.phase = "write";
     FSDP_TRY(job->target->create(job, err));
-    FSDP_TRY(convert_move(job, err));
+    FSDP_TRY(move_slabs(job, err));
     FSDP_TRY(job->target->finish(job, err));
     if (job->opts.skip_verify)
         return FSDP_OK;
     job->meter.phase = "read back";
     fsdp_flow("statedict/convert/convert.c", "read it back");
-    return job->target->check ? job->target->check(job, err) : convert_read_back(job, err);
+    return job->target->check ? job->target->check(job, err) : read_back(job, err);
 }
 
 static fsdp_status write_target(convert_job *job, fsdp_error *err)
 {
     bool is_taken_up = job->staging.is_taken_up || job->place.is_taken_up;
-    FSDP_TRY(convert_number_slabs(job, err));
+    FSDP_TRY(number_slabs(job, err));
     while (next_group(job))
         FSDP_TRY(write_group(job, err));
     if (is_taken_up)
@@ -716,7 +715,7 @@ static fsdp_status check_source(convert_job *job, const fsdp_convert_plan *plan,
     FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, &watch, err));
     FSDP_TRY(fsdp_meter_part_end(&part, bytes, err));
     part.done = 0;
-    FSDP_TRY(convert_compare_digests(job, &watch, err));
+    FSDP_TRY(compare_digests(job, &watch, err));
     return fsdp_meter_part_end(&part, plan->bytes_checked - bytes, err);
 }
 
@@ -876,7 +875,7 @@ fsdp_status fsdp_conversion_result(fsdp_conversion *conversion, fsdp_file_digest
     FSDP_NEED(err, conversion);
     FSDP_NEED_CALL(err, visit);
     FSDP_TRY(check_done(conversion, err));
-    fsdp_status st = convert_digests(&conversion->job, visit, context, err);
+    fsdp_status st = visit_digests(&conversion->job, visit, context, err);
     if (st != FSDP_OK)
         fsdp_error_prefix(err, "'%s' is written, but its digests could not be computed",
                           conversion->plan.to);
@@ -887,7 +886,7 @@ fsdp_status fsdp_conversion_write_digests(fsdp_conversion *conversion, fsdp_erro
 {
     FSDP_NEED(err, conversion);
     FSDP_TRY(check_done(conversion, err));
-    fsdp_status st = convert_write_digests(&conversion->job, err);
+    fsdp_status st = write_digests(&conversion->job, err);
     if (st != FSDP_OK)
         fsdp_error_prefix(err, "'%s' is written, but its digests are not", conversion->plan.to);
     return st;

@@ -1,7 +1,7 @@
 /*
  * A running conversion. One loop for every source and every target:
  *
- *   derive    open the source, and put stages of derived tensors on it: adapter, map, ... convert_stages.c
+ *   derive    open the source, and put stages of derived tensors on it: adapter, map, ... convert_plan.c
  *   select    choose entries and their new names, find names of one tensor, describe the
  *             target (selection, ties, relayout)                                          convert_plan.c
  *   plan      divide the memory, count files and bytes, compute the plan's hash, check the destination and
@@ -163,21 +163,5 @@ fsdp_status fsdp_convert_prepare(convert_job *job, const char *from, fsdp_conver
 /* True when the entry has data; for targets without aliases, aliases are tensors. */
 bool fsdp_convert_has_data(const convert_job *job, size_t entry);
 fsdp_dtype fsdp_convert_source_dtype(const convert_job *job, size_t entry);
-
-/* convert_stages.c: puts the stages of derived tensors that the options ask for on the opened source, and
- * sets from to the last one's, which owns the others. from is NULL when a stage that failed has closed it. */
-fsdp_status fsdp_convert_derive(convert_job *job, fsdp_checkpoint *source, fsdp_error *err);
-/* Returns the type of blocks that --dtype names ("q8_0"); NONE: --dtype casts elements, if anything. */
-fsdp_dtype fsdp_convert_blocks_of(const char *dtype);
-
-/* convert_names.c: sets opts.select.renames for a target that holds a model, unless names are to be kept. */
-fsdp_status fsdp_convert_fit_names(convert_job *job, fsdp_error *err);
-/* Compares a model with the config.json that is copied beside it (export_check.h), once its description was
- * made; nothing when only a part is asked for. The caller releases the report. */
-fsdp_status fsdp_convert_check_names(convert_job *job, fsdp_export_report *report_out, fsdp_error *err);
-/* The comparison for targets of other names: before a map renames the model. For fsdp_map_request; context is
- * the job, which keeps the report for fsdp_convert_check_names. */
-fsdp_status fsdp_convert_see_model(void *context, const fsdp_map_request *request,
-                                   fsdp_checkpoint *checkpoint, const char *below, fsdp_error *err);
 
 #endif

@@ -3,21 +3,490 @@
  * checks the destination. Writes nothing. See convert_job.h.
  */
 #include "statedict/convert/convert_job.h"
-
 #include "base/data/flow.h"
 #include "base/data/name_path.h"
+#include "formats/source.h"
+#include "kernels/quants.h"
 #include "statedict/checkpoint/digests.h"
-#include "statedict/sd/layout_internal.h"
+#include "statedict/commit/space.h"
+#include "statedict/derive/adapter.h"
+#include "statedict/derive/dequant.h"
+#include "statedict/derive/numbered_optim.h"
+#include "statedict/derive/target_types.h"
+#include "statedict/derive/tied_names.h"
+#include "statedict/expect/hf_model.h"
 #include "statedict/run/hub_cache.h"
 #include "statedict/run/remote_path.h"
+#include "statedict/sd/layout_internal.h"
+#include "statedict/select/drop_rules.h"
 #include "statedict/select/metadata.h"
+#include "statedict/select/model_part.h"
 #include "statedict/select/optim_form.h"
 #include "statedict/select/relayout.h"
-#include "statedict/commit/space.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+
+/* === names for loaders ======================================================================== */
+
+/*
+ * Names for loaders: what programs put around the names of a model (the key above it, elements of wrappers)
+ * is stripped for targets that hold a model. The stripping is a list of rename rules, so that plans and
+ * fsdp-diff know it. With a config.json, the result must have the tensors of its model.
+ */
+
+static fsdp_status take_rules(convert_job *job, size_t count, fsdp_error *err)
+{
+    const char *at = job->rules.data;
+    job->rule_list = fsdp_alloc(count, sizeof *job->rule_list);
+    if (!job->rule_list)
+        return fsdp_fail_memory(err, "rules of names");
+    for (size_t i = 0; i < count; i++, at += strlen(at) + 1)
+        job->rule_list[i] = at;
+    job->opts.select.renames = job->rule_list;
+    job->opts.select.rename_count = count;
+    return FSDP_OK;
+}
+
+/* Sets opts.select.renames for a target that holds a model, unless names are to be kept. */
+static fsdp_status fit_names(convert_job *job, fsdp_error *err)
+{
+    const fsdp_select_opts *select = &job->opts.select;
+    fsdp_parts parts;
+    size_t count = 0;
+    bool is_plain = job->format->caps.plain_names;
+    bool is_model = job->format->caps.model_part &&
+                    (select->only == FSDP_ONLY_DEFAULT || select->only == FSDP_ONLY_MODEL);
+    job->known.paths = job->from->source != NULL;
+    job->known.only_tensors =
+        fsdp_format_from(fsdp_checkpoint_describe(job->from)->format)->caps.only_tensors;
+    if ((is_model || is_plain) && !job->known.paths && job->config.kind.type[0])
+        job->known.model_type = job->config.kind.type;
+    bool is_named = is_plain || (is_model && job->format->caps.for_loaders);
+    if (!is_named || select->keep_names || select->rename_count > 0)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_parts_find(job->from->manifest.sd, job->known, select->part, &parts, err));
+    FSDP_TRY(fsdp_parts_add_rules(&parts, &job->rules, &count, err));
+    if (is_plain)
+        FSDP_TRY(fsdp_parts_add_optim_rule(&parts, &job->rules, &count, err));
+    return count > 0 ? take_rules(job, count, err) : FSDP_OK;
+}
+
+/* --- the names that the config asks for --------------------------------------------------------- */
+
+static bool drops_tensors(const fsdp_select_opts *select)
+{
+    for (size_t i = 0; i < select->drop_count; i++) {
+        const char *drop = select->drops[i];
+        if (strcmp(drop, "values") != 0 && strcmp(drop, "opaque") != 0 &&
+            strcmp(drop, "optim") != 0 && !fsdp_drop_is_of_metadata(drop))
+            return true;
+    }
+    return false;
+}
+
+/* An adapter has no tensor of the model that a config beside it may describe. It is known by the name of its
+ * file, or by its tensors. */
+static bool is_adapter(const fsdp_checkpoint *from, const fsdp_sd *sd)
+{
+    const fsdp_source *source = from->source;
+    const char *path = source && fsdp_source_file_count(source) > 0
+                           ? fsdp_source_file_path(source, 0)
+                           : from->path;
+    const char *slash = strrchr(path, '/');
+    if (strncmp(slash ? slash + 1 : path, "adapter", 7) == 0)
+        return true;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (entry->kind != FSDP_ENTRY_VALUE && !memmem(entry->name, entry->name_size, ".lora_", 6))
+            return false;
+    }
+    return true;
+}
+
+/* True when the person asked for the whole model. */
+static bool asks_for_model(const convert_job *job)
+{
+    const fsdp_select_opts *select = &job->opts.select;
+    return !select->include && !select->exclude && !select->part && !select->keep_names &&
+           select->only != FSDP_ONLY_OPTIM && !drops_tensors(select);
+}
+
+/* The model of the checkpoint beside the check's config, with names below a further one. */
+static fsdp_status see_below(convert_job *job, fsdp_export_check *check,
+                             fsdp_checkpoint *checkpoint, const char *below, fsdp_error *err)
+{
+    fsdp_hf_model model = {.checkpoint = checkpoint, .path = checkpoint->path};
+    fsdp_export_report_release(&job->seen);
+    fsdp_status st = fsdp_hf_model_select(&model, NULL, below, err);
+    check->sd = model.sd;
+    if (st == FSDP_OK)
+        st = fsdp_export_compare(check, &job->seen, err);
+    model.checkpoint = NULL; /* it stays the caller's */
+    model.path = NULL;
+    fsdp_hf_model_release(&model);
+    return st;
+}
+
+/* The comparison for targets of other names: before a map renames the model. For fsdp_map_request; context is
+ * the job, which keeps the report for check_names. */
+static fsdp_status see_model(void *context, const fsdp_map_request *request,
+                             fsdp_checkpoint *checkpoint, const char *below, fsdp_error *err)
+{
+    convert_job *job = context;
+    const fsdp_config_file *config = request->config;
+    fsdp_export_check check = {.config = config,
+                               .is_dequantized = job->opts.dequant != NULL,
+                               .from = checkpoint->path,
+                               .allow_missing = job->opts.open.allow_missing,
+                               .may_be_unnamed = below != NULL};
+    bool is_checked_later = job->format->caps.for_loaders;
+    if (!config || is_checked_later || !asks_for_model(job) ||
+        is_adapter(checkpoint, checkpoint->manifest.sd))
+        return FSDP_OK;
+    fsdp_status st = see_below(job, &check, checkpoint, NULL, err);
+    check.may_be_unnamed = false;
+    if (st == FSDP_OK && !job->seen.model[0] && below)
+        st = see_below(job, &check, checkpoint, below, err);
+    return st;
+}
+
+/* A file of safetensors has no config next to it; one next to a directory of weights says what it holds. */
+static const fsdp_config_file *find_copied_config(const convert_job *job)
+{
+    fsdp_file_info info;
+    const fsdp_convert_opts *opts = &job->opts;
+    bool has_own_names = opts->select.rename_count == 0 && !opts->map;
+    if (job->format->caps.for_loaders)
+        return job->copies.config;
+    return has_own_names && job->format->caps.checks_config && job->from->source &&
+                   job->io->ops->info(job->io, job->from->path, &info) >= 0 &&
+                   info.kind == FSDP_FILE_DIRECTORY && job->config.path
+               ? &job->config
+               : NULL;
+}
+
+/* Compares a model with the config.json that is copied beside it (export_check.h), once its description was
+ * made; nothing when only a part is asked for. The caller releases the report. */
+static fsdp_status check_names(convert_job *job, fsdp_export_report *report_out, fsdp_error *err)
+{
+    const bool is_copied = job->format->caps.for_loaders;
+    fsdp_export_check check = {.config = find_copied_config(job),
+                               .is_dequantized = is_copied && job->opts.dequant,
+                               .is_untied = is_copied && job->copies.unties,
+                               .weights = job->opts.copy_from,
+                               .access = job->opts.open.access,
+                               .memory =
+                                   job->opts.memory > 0 ? job->opts.memory : FSDP_MEMORY_DEFAULT,
+                               .from = job->from->path,
+                               .sd = job->sd,
+                               .allow_missing = job->opts.open.allow_missing,
+                               .ties = job->ties.items,
+                               .tie_count = job->ties.count,
+                               .may_be_unnamed = !is_copied};
+    *report_out = job->seen;
+    job->seen = (fsdp_export_report){0};
+    bool is_whole = asks_for_model(job) && job->opts.select.only != FSDP_ONLY_ALL;
+    if (report_out->model[0] || !is_whole || !check.config || is_adapter(job->from, job->sd))
+        return FSDP_OK;
+    return fsdp_export_compare(&check, report_out, err);
+}
+
+/* === stages of derived tensors ================================================================ */
+
+/*
+ * The stages between the opened source and the entries that a conversion selects: each replaces a checkpoint
+ * by one of derived tensors, which are computed from the other's while they are read. Their order is that of
+ * the table below; the plan lists those that changed something.
+ */
+
+/* The stages share what they find about the model. */
+typedef struct convert_stages {
+    convert_job *job;
+    const fsdp_config_file *config; /* NULL: there is none */
+    fsdp_map_request request;
+    fsdp_map_sides sides;
+    size_t
+        own_entries; /* those that the map leaves, in front of those that only the target needs */
+} convert_stages;
+
+/* Replaces *from if there is something to do, and then sets the text that the plan has for it. *from is
+ * closed and NULL after most failures. */
+typedef fsdp_status (*convert_stage_run)(convert_stages *stages, fsdp_checkpoint **from,
+                                         char text[FSDP_STAGE_TEXT], fsdp_error *err);
+
+static const char *ending(int64_t count)
+{
+    return count == 1 ? "" : "s";
+}
+
+/* Numbers of an optimizer become names, where the target's loaders ask for these. Other formats have numbers
+ * because a program wanted them; so may one file of torch.save, without a config.json. */
+static fsdp_status name_optim(convert_stages *stages, fsdp_checkpoint **from,
+                              char text[FSDP_STAGE_TEXT], fsdp_error *err)
+{
+    const convert_job *job = stages->job;
+    (void)text; /* the note on the optimizer's form says it */
+    const fsdp_caps source = fsdp_format_from(fsdp_checkpoint_describe(*from)->format)->caps;
+    if (!job->format->caps.names_groups || job->opts.select.keep_names ||
+        job->opts.select.only == FSDP_ONLY_MODEL || !source.numbered)
+        return FSDP_OK;
+    const fsdp_numbered_opts opts = {
+        .known = {.paths = true,
+                  .model_type = job->config.kind.type[0] ? job->config.kind.type : NULL},
+        .keeps_order = source.keeps_order,
+        .may_stay = source.keeps_order && !stages->config};
+    return fsdp_name_numbered(&opts, from, &stages->job->facts.optim_named, err);
+}
+
+static fsdp_status merge_adapter(convert_stages *stages, fsdp_checkpoint **from,
+                                 char text[FSDP_STAGE_TEXT], fsdp_error *err)
+{
+    convert_job *job = stages->job;
+    fsdp_adapter_report report = {0};
+    if (!job->opts.adapter)
+        return FSDP_OK;
+    const fsdp_adapter_opts opts = {
+        .path = job->opts.adapter, .access = &job->opts.open.access, .watch = &job->opts.watch};
+    FSDP_TRY(fsdp_adapter_merge(&opts, from, &report, err));
+    job->unties = report.unties;
+    snprintf(text, FSDP_STAGE_TEXT,
+             "merge the adapter into %" PRId64 " tensor%s, %" PRId64 " replaced", report.merged,
+             ending(report.merged), report.replaced);
+    return FSDP_OK;
+}
+
+static fsdp_status dequantize(convert_stages *stages, fsdp_checkpoint **from,
+                              char text[FSDP_STAGE_TEXT], fsdp_error *err)
+{
+    const char *dtype = stages->job->opts.dequant;
+    fsdp_dequant_opts opts = {.config = stages->config};
+    fsdp_dequant_report report = {0};
+    if (!dtype)
+        return FSDP_OK;
+    opts.dtype = fsdp_dtype_from_typed(dtype, strlen(dtype));
+    if (opts.dtype != FSDP_F32 && opts.dtype != FSDP_BF16 && opts.dtype != FSDP_F16)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "weights are dequantized to f32, bf16 or f16, not to '%s'", dtype);
+    FSDP_TRY(fsdp_dequantize(&opts, from, &report, err));
+    snprintf(text, FSDP_STAGE_TEXT,
+             "dequantize %" PRId64 " weight%s to %s, without %" PRId64 " scales", report.weights,
+             ending(report.weights), dtype, report.scales);
+    return FSDP_OK;
+}
+
+/* Decodes blocks that the target cannot hold, and widens vectors that it wants in f32; `blocks`, unless NONE,
+ * is the type that matrices are encoded in. */
+static fsdp_status fit_types(convert_stages *stages, fsdp_dtype blocks, fsdp_checkpoint **from,
+                             char text[FSDP_STAGE_TEXT], fsdp_error *err)
+{
+    const convert_job *job = stages->job;
+    const fsdp_target_types types = {job->format, blocks};
+    fsdp_type_report report = {0};
+    FSDP_TRY(fsdp_derive_target_types(&types, from, &report, err));
+    stages->job->facts.encoded += report.encoded;
+    const char *between = "";
+    size_t size = 0;
+    if (report.decoded > 0) {
+        size += (size_t)snprintf(text, FSDP_STAGE_TEXT,
+                                 "decode %" PRId64 " quantized tensor%s to f32: %s holds no blocks",
+                                 report.decoded, ending(report.decoded), job->opts.format);
+        between = "; ";
+    }
+    if (report.encoded > 0) {
+        size += (size_t)snprintf(text + size, FSDP_STAGE_TEXT - size,
+                                 "%sencode %" PRId64 " tensor%s as %s", between, report.encoded,
+                                 ending(report.encoded), job->opts.select.dtype);
+        between = "; ";
+    }
+    if (report.widened > 0)
+        snprintf(text + size, FSDP_STAGE_TEXT - size, "%scast %" PRId64 " tensor%s to f32", between,
+                 report.widened, ending(report.widened));
+    return FSDP_OK;
+}
+
+static fsdp_status decode_blocks(convert_stages *stages, fsdp_checkpoint **from,
+                                 char text[FSDP_STAGE_TEXT], fsdp_error *err)
+{
+    return fit_types(stages, FSDP_DTYPE_NONE, from, text, err);
+}
+
+/* Returns the type of blocks that --dtype names ("q8_0"); NONE: --dtype casts elements, if anything. */
+static fsdp_dtype blocks_of(const char *dtype)
+{
+    fsdp_dtype named = dtype ? fsdp_dtype_from_typed(dtype, strlen(dtype)) : FSDP_DTYPE_NONE;
+    const fsdp_dtype_info *info = fsdp_dtype_describe(named);
+    return info && info->values > 1 ? named : FSDP_DTYPE_NONE;
+}
+
+/* A map takes and joins plain elements, so that blocks are made after it. */
+static fsdp_status encode_blocks(convert_stages *stages, fsdp_checkpoint **from,
+                                 char text[FSDP_STAGE_TEXT], fsdp_error *err)
+{
+    const convert_job *job = stages->job;
+    const char *dtype = job->opts.select.dtype;
+    fsdp_dtype blocks = blocks_of(dtype);
+    if (blocks && !fsdp_blocks_can_encode(blocks))
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "blocks of %s can be read and copied, but not made; q8_0 and q4_0 can be made, "
+            "and llama-quantize of llama.cpp makes others from a GGUF file in bf16",
+            dtype);
+    if (blocks && !job->format->writer->holds_dtype(blocks))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s holds no blocks of %s; --to gguf does",
+                         job->format->name, dtype);
+    return fit_types(stages, blocks, from, text, err);
+}
+
+/* The loader of a framework may ask for more than the format that the user names: Megatron's files beside
+ * those of DCP. */
+static void fit_format(convert_job *job, const char *layout)
+{
+    const fsdp_format *format = fsdp_format_for(job->format, layout);
+    if (format != job->format)
+        job->opts.format = format->name;
+    job->format = job->place.format = format;
+}
+
+/* The source under the names of another framework, if a map is named or needed. */
+static fsdp_status rename_by_map(convert_stages *stages, fsdp_checkpoint **from,
+                                 char text[FSDP_STAGE_TEXT], fsdp_error *err)
+{
+    convert_job *job = stages->job;
+    fsdp_plan_facts *facts = &job->facts;
+    const fsdp_map_sides *sides = &stages->sides;
+    FSDP_TRY(fsdp_map_rename(&stages->request, from, &stages->sides, err));
+    stages->own_entries = fsdp_sd_count((*from)->manifest.sd);
+    facts->is_mapped = sides->is_used;
+    snprintf(facts->map, sizeof facts->map, "%s", sides->name);
+    snprintf(facts->map_from, sizeof facts->map_from, "%s", sides->from);
+    snprintf(facts->map_to, sizeof facts->map_to, "%s", sides->to);
+    if (!sides->is_used)
+        return FSDP_OK;
+    if (sides->from[0] && sides->to[0])
+        snprintf(text, FSDP_STAGE_TEXT, "names of %s become those of %s (--map %s)", sides->from,
+                 sides->to, sides->name);
+    else
+        snprintf(text, FSDP_STAGE_TEXT, "names become those of the map '%s'", sides->name);
+    fit_format(job, sides->to);
+    return FSDP_OK;
+}
+
+static void count_target_entries(convert_stages *stages, const fsdp_checkpoint *from)
+{
+    stages->job->target_entries = fsdp_sd_count(from->manifest.sd) - stages->own_entries;
+}
+
+static fsdp_status add_gguf_pairs(convert_stages *stages, fsdp_checkpoint **from,
+                                  char text[FSDP_STAGE_TEXT], fsdp_error *err)
+{
+    const fsdp_select_opts *select = &stages->job->opts.select;
+    fsdp_dtype matrices = select->dtype
+                              ? fsdp_dtype_from_typed(select->dtype, strlen(select->dtype))
+                              : FSDP_DTYPE_NONE;
+    fsdp_gguf_found tokenizer = FSDP_GGUF_TOKENIZER;
+    (void)text;
+    if (!stages->sides.needs_pairs)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_map_add_gguf_pairs(&stages->request, matrices, from, &tokenizer, err));
+    stages->job->facts.lacks_tokenizer = tokenizer != FSDP_GGUF_TOKENIZER;
+    stages->job->facts.has_tiktoken = tokenizer == FSDP_GGUF_TIKTOKEN;
+    count_target_entries(stages, *from);
+    return FSDP_OK;
+}
+
+static fsdp_status add_megatron_objects(convert_stages *stages, fsdp_checkpoint **from,
+                                        char text[FSDP_STAGE_TEXT], fsdp_error *err)
+{
+    const convert_job *job = stages->job;
+    (void)text;
+    if (!stages->sides.is_used || !job->format->caps.adds_objects)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_map_add_megatron_objects(from, err));
+    count_target_entries(stages, *from);
+    return FSDP_OK;
+}
+
+/* A model has all names of a tied tensor, and its files one of them. The plan names those that are added. */
+static fsdp_status add_tied_names(convert_stages *stages, fsdp_checkpoint **from,
+                                  char text[FSDP_STAGE_TEXT], fsdp_error *err)
+{
+    convert_job *job = stages->job;
+    (void)text;
+    if (!job->format->caps.all_names || !stages->config || job->unties ||
+        job->opts.tied != FSDP_TIED_KEEP || fsdp_config_check(stages->config, NULL) != FSDP_OK)
+        return FSDP_OK;
+    const fsdp_tied_model model = {.class_name = job->config.kind.class_name,
+                                   .says = fsdp_config_says_tied(stages->config)};
+    return fsdp_add_tied_names(&model, from, &job->added, err);
+}
+
+static const struct {
+    const char *name;
+    convert_stage_run run;
+} table[] = {
+    {"name_optimizer", name_optim},     {"adapter", merge_adapter},     {"dequant", dequantize},
+    {"decode", decode_blocks},          {"map", rename_by_map},         {"gguf", add_gguf_pairs},
+    {"megatron", add_megatron_objects}, {"tied_names", add_tied_names}, {"encode", encode_blocks},
+};
+_Static_assert(sizeof table / sizeof *table == FSDP_STAGES, "the plan has a place for each stage");
+
+static fsdp_status run_stages(convert_stages *stages, fsdp_checkpoint **from, fsdp_error *err)
+{
+    fsdp_plan_facts *facts = &stages->job->facts;
+    for (int i = 0; i < FSDP_STAGES; i++) {
+        const fsdp_checkpoint *before = *from;
+        fsdp_convert_stage *stage = &facts->stages[facts->stage_count];
+        *stage = (fsdp_convert_stage){.name = table[i].name};
+        FSDP_TRY(table[i].run(stages, from, stage->text, err));
+        if (*from != before)
+            facts->stage_count++;
+    }
+    return FSDP_OK;
+}
+
+/* A source without a config.json may have its numbers elsewhere. */
+static fsdp_status find_config(convert_stages *stages, const fsdp_checkpoint *from, fsdp_error *err)
+{
+    convert_job *job = stages->job;
+    fsdp_error why = {0};
+    fsdp_config_find(job->io, job->opts.copy_from, from->path, &job->config, &why);
+    if (why.status == FSDP_ERR_REFUSED) { /* it says what the tensors are */
+        if (err)
+            *err = why;
+        return FSDP_ERR_REFUSED;
+    }
+    const fsdp_map_request request = {.io = job->io, .opts = &job->opts, .target = job->format};
+    if (!job->config.text)
+        FSDP_TRY(fsdp_map_make_config(&request, from, &job->config, err));
+    /* One that is not JSON is no reason to refuse the weights: nothing is known then. */
+    if (job->config.error.status == FSDP_ERR_LIMIT)
+        return fsdp_config_check(&job->config, err);
+    stages->config = job->config.text ? &job->config : NULL;
+    return FSDP_OK;
+}
+
+/* Puts the stages of derived tensors that the options ask for on the opened source, and
+ * sets from to the last one's, which owns the others. from is NULL when a stage that failed has closed it. */
+static fsdp_status derive_source(convert_job *job, fsdp_checkpoint *source, fsdp_error *err)
+{
+    convert_stages stages = {.job = job};
+    fsdp_checkpoint *from = source;
+    fsdp_status st = find_config(&stages, from, err);
+    stages.request = (fsdp_map_request){.io = job->io,
+                                        .opts = &job->opts,
+                                        .config = stages.config,
+                                        .target = job->format,
+                                        .see_model = see_model,
+                                        .context = job};
+    if (st == FSDP_OK)
+        st = run_stages(&stages, &from, err);
+    job->from = from;
+    return st;
+}
+
+/* === the plan ================================================================================= */
 
 enum { CHUNK_LEAST = 64 << 10, BUFFERS_LEAST = 8 << 20 };
 
@@ -118,7 +587,7 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
     const fsdp_sd *from = job->from->manifest.sd;
     FSDP_TRY(choose_mesh(job, err));
     fsdp_select_opts select = job->opts.select;
-    if (fsdp_convert_blocks_of(select.dtype))
+    if (blocks_of(select.dtype))
         select.dtype = NULL; /* a stage has encoded them */
     const fsdp_select_from source = {
         .sd = from, .is_missing = job->from->is_missing, .known = job->known};
@@ -129,7 +598,7 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
     st = describe_selected(job, selection, err);
     fsdp_export_report report = {0};
     if (st == FSDP_OK)
-        st = fsdp_convert_check_names(job, &report, err);
+        st = check_names(job, &report, err);
     plan->model_missing = (int64_t)report.lost;
     if (st == FSDP_OK)
         st = fsdp_plan_note_selected(plan, job, selection, &report, err);
@@ -216,7 +685,7 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
     if (job->format->caps.opaque)
         FSDP_TRY(fsdp_checkpoint_carry_values(source, job->format->caps.classes, err));
     FSDP_TRY(find_copy_from(job, err));
-    FSDP_TRY(fsdp_convert_derive(job, source, err));
+    FSDP_TRY(derive_source(job, source, err));
     const bool is_made = job->config.text && !job->config.path;
     const fsdp_copies_places places = {job->from->path,
                                        job->to,
@@ -225,7 +694,7 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
                                        is_made && job->facts.is_mapped,
                                        job->unties};
     FSDP_TRY(fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err));
-    FSDP_TRY(fsdp_convert_fit_names(job, err));
+    FSDP_TRY(fit_names(job, err));
     FSDP_TRY(describe_target(job, plan, err));
     FSDP_TRY(keep_metadata(job, plan, err));
     job->cast_sums = fsdp_alloc((size_t)job->file_count, sizeof *job->cast_sums);
