@@ -1,6 +1,6 @@
 /*
- * Shared by the files of fsdp-convert: convert_options.c (the command line), convert_target.c (the format of
- * the result), convert_report.c (plan and results), convert_next.c and convert_advice.c (suggested commands).
+ * Shared by the files of fsdp-convert: convert_options.c (the command line, the format of the result),
+ * convert_report.c (plan and results), convert_next.c and convert_advice.c (suggested commands).
  * In come options and the library's plan, out comes text. Only fsdp_convert.c calls this room; the conversion
  * and the sentences of its notes are the library's.
  */
@@ -41,14 +41,8 @@ void convert_options_release(convert_options *opts);
 /* Returns true when an option of the library's table was typed, or stands in the rules. */
 bool convert_is_given(const convert_options *opts, const char *name);
 
-/* --- convert_target.c ------------------------------------------------------------------------- */
-
-/* The format that is written; ends the program where there is none of that name. */
-const char *convert_parse_format(const char *text);
 /* Returns the format of the result, once it is chosen. */
 const fsdp_format *convert_target(const convert_options *opts);
-/* Without --to: by the suffix of DST, else fsdp when an option needs it, else hf. */
-void convert_choose_format(convert_options *opts, bool needs_native);
 
 /* --- convert_report.c ------------------------------------------------------------------------- */
 
