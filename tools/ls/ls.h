@@ -43,18 +43,6 @@ typedef struct ls_listing {
 } ls_listing;
 
 fsdp_status ls_print_summary(ls_listing *listing, fsdp_text *text);
-fsdp_status ls_print_long(ls_listing *listing, fsdp_text *text);
-fsdp_status ls_print_shards(ls_listing *listing, fsdp_text *text);
-fsdp_status ls_print_tree(ls_listing *listing, fsdp_text *text);
-fsdp_status ls_print_config(ls_listing *listing, fsdp_text *text);
-fsdp_status ls_print_digests(ls_listing *listing, fsdp_text *text, fsdp_error *err);
-fsdp_status ls_print_json(ls_listing *listing, fsdp_text *text, fsdp_error *err);
-
-/* The tensor that an entry is or names; NULL for a value. */
-const fsdp_entry *ls_tensor(const ls_listing *listing, const fsdp_entry *entry);
-
-/* Sets the order: the entries that the options select, sorted. */
-fsdp_status ls_select(ls_listing *listing, fsdp_error *err);
 
 /* The logical shape: packed six-bit types and blocks count values here, and bytes and blocks in the
  * checkpoint. */
@@ -68,10 +56,6 @@ void ls_add_layout(fsdp_text *text, const ls_listing *listing, size_t number);
 
 /* A value as listings spell it (docs/man/fsdp-ls.1.scd). */
 void ls_add_value(ls_listing *listing, fsdp_text *text, const fsdp_value *value);
-
-/* Reads a whole tensor in slabs and reports progress. */
-fsdp_status ls_stream(ls_listing *listing, size_t number, fsdp_slab_visit visit, void *context,
-                      fsdp_error *err);
 
 /* The directory of the zstd filter for other programs, or "" when it is not found. */
 void ls_plugin_path(char *out, size_t size);
