@@ -82,7 +82,7 @@ int cli_parse_word(const char *option, const char *text, const char *const *word
 fsdp_kind cli_parse_kind(const char *text);
 int cli_parse_compress(const char *text);                            /* "zstd[:LEVEL]": the level */
 
-/* --- the tables (cli_options.c), and completion from them (cli_complete.c) ---------------------- */
+/* --- the tables (cli.c), and completion from them (cli_complete.c) ------------------------------ */
 
 /* The first option in the tables that passes the test; visits all when none does. */
 typedef bool (*cli_option_test)(const struct argp_option *option, void *context);
@@ -91,8 +91,6 @@ const struct argp_option *cli_find_option(const struct argp *argp, cli_option_te
 int cli_edit_distance(const char *a, size_t size_a, const char *b, size_t size_b);
 /* The option or the value that an alias stands for ("--dry-run", "huggingface"), or the text itself. */
 const char *cli_meant(const char *text);
-/* The option that was probably meant, or NULL. */
-const char *cli_nearest_option(const struct argp *argp, const char *text, size_t size);
 
 extern const cli_words cli_shared_words[]; /* of options that several tools have */
 void cli_print_completion(const cli_tool *tool, const char *shell);
@@ -125,15 +123,10 @@ fsdp_watch cli_watch(const cli_common *common);
 enum { CLI_NEXT_MOST = 200 };  /* bytes of a line "next", the word included */
 /* "WORD  text" on standard error, with the word in colour on a terminal. */
 void cli_say(const char *word, const char *format, ...) FSDP_PRINTF(2, 3);
-/* A progress line stands on the terminal: the next output removes it first. */
-void cli_progress_drawn(void);
 void cli_progress_clear(void);
 
 /* A path that is worked on: no log may lie there. Borrowed. */
 void cli_log_keep_out(const char *path);
-bool cli_log_is_open(void);
-/* A line, if there is a log. */
-void cli_log(const char *word, const char *text);
 void cli_log_end(int code);
 
 /* --- standard output -------------------------------------------------------------------------- */
