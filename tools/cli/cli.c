@@ -1,6 +1,6 @@
 /*
- * Options and help of all tools. argp does the parsing; help is printed from its tables, and this file
- * takes options from a file and refuses mistyped ones before argp parses them.
+ * Options, completion and help of all tools. argp does the parsing; completion and help are printed from its
+ * tables, and this file takes options from a file and refuses mistyped ones before argp parses them.
  */
 #include "tools/cli/cli.h"
 #include "runtime/comm_nccl/nccl_library.h"
@@ -29,15 +29,15 @@
 
 /* --- words that options of several tools share ------------------------------------------------- */
 
-const char *const cli_kinds[] = {
+enum { BY_SECCOMP, BY_LIMITS };
+static const char *const kinds[] = {
     [FSDP_SHARDED] = "sharded", [FSDP_FULL] = "full", [FSDP_LOCAL] = "local", NULL};
-const char *const cli_progress_modes[] = {
+static const char *const progress_modes[] = {
     [CLI_PROGRESS_AUTO] = "auto", [CLI_PROGRESS_JSON] = "json", [CLI_PROGRESS_OFF] = "off", NULL};
-const char *const cli_sandbox_modes[] = {
-    [CLI_BY_SECCOMP] = "seccomp", [CLI_BY_LIMITS] = "rlimit", NULL};
+static const char *const sandbox_modes[] = {[BY_SECCOMP] = "seccomp", [BY_LIMITS] = "rlimit", NULL};
 
-const cli_words cli_shared_words[] = {
-    {"kind", cli_kinds}, {"progress", cli_progress_modes}, {"sandbox", cli_sandbox_modes}, {0}};
+static const cli_words shared_words[] = {
+    {"kind", kinds}, {"progress", progress_modes}, {"sandbox", sandbox_modes}, {0}};
 
 /* Words of other programs, which are accepted and neither offered nor listed by --help: fsdp-convert(1) has
  * them in a table, which also has those of dtypes (base/data/dtype.c). */
@@ -57,14 +57,17 @@ const char *cli_meant(const char *text)
 
 /* --- searches --------------------------------------------------------------------------------- */
 
-const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test,
-                                          void *context)
+typedef bool (*cli_option_test)(const struct argp_option *option, void *context);
+
+/* Returns the first option in the tables that passes the test; visits all when none does. */
+static const struct argp_option *find_first(const struct argp *argp, cli_option_test test,
+                                            void *context)
 {
     for (const struct argp_option *option = argp->options; option && option->name; option++)
         if (test(option, context))
             return option;
     for (const struct argp_child *child = argp->children; child && child->argp; child++) {
-        const struct argp_option *found = cli_find_option(child->argp, test, context);
+        const struct argp_option *found = find_first(child->argp, test, context);
         if (found)
             return found;
     }
@@ -122,12 +125,292 @@ static bool keep_nearest(const struct argp_option *option, void *context)
 }
 
 /* The option that was probably meant, or NULL. */
-static const char *cli_nearest_option(const struct argp *argp, const char *text, size_t size)
+static const char *nearest_option(const struct argp *argp, const char *text, size_t size)
 {
     /* of a short name some letter must be left */
     nearest_name nearest = {.text = text, .size = size, .distance = size < 3 ? (int)size : 3};
-    cli_find_option(argp, keep_nearest, &nearest);
+    find_first(argp, keep_nearest, &nearest);
     return nearest.name;
+}
+
+/* === completion =============================================================================== */
+
+/*
+ * Completion of a tool's command line for bash, zsh and fish, printed from the same tables that parse
+ * it and print its help: TOOL --completion SHELL. The build installs what is printed here.
+ */
+
+/* Kinds of values of an option, and of arguments. */
+typedef enum value_kind { NO_VALUE, ANY_VALUE, FILE_VALUE, WORD_VALUE } value_kind;
+
+static bool names_a_file(const char *metavariable)
+{
+    static const char *const names[] = {"FILE", "DIR", "PATH", "PROGRAM", "MAP"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(metavariable, names[i]) == 0)
+            return true;
+    return false;
+}
+
+static const char *const *find_words(const cli_words *lists, const char *option)
+{
+    for (; lists && lists->words; lists++)
+        if (option ? lists->option && strcmp(lists->option, option) == 0 : !lists->option)
+            return lists->words;
+    return NULL;
+}
+
+static const char *const *words_of(const cli_tool *tool, const char *option)
+{
+    const char *const *words = find_words(tool->words, option);
+    return words ? words : find_words(shared_words, option);
+}
+
+static value_kind kind_of(const cli_tool *tool, const struct argp_option *option)
+{
+    if (!option->arg)
+        return NO_VALUE;
+    if (words_of(tool, option->name))
+        return WORD_VALUE;
+    return names_a_file(option->arg) ? FILE_VALUE : ANY_VALUE;
+}
+
+static bool has_short_form(const struct argp_option *option)
+{
+    return option->key > 32 && option->key < 127;
+}
+
+/* "order name size" */
+static void print_words(const char *const *words)
+{
+    for (size_t i = 0; words[i]; i++)
+        printf("%s%s", i > 0 ? " " : "", words[i]);
+}
+
+typedef struct printing {
+    const cli_tool *tool;
+    value_kind kind; /* the one that is printed now, where they are in groups */
+    bool any;        /* something stands before it */
+} printing;
+
+/* --- bash ------------------------------------------------------------------------------------- */
+
+static void print_bash_files(int indent)
+{
+    printf("%*scompopt -o filenames 2>/dev/null\n", indent, "");
+    printf("%*smapfile -t COMPREPLY < <(compgen -f -- \"$word\")\n", indent, "");
+}
+
+static void print_bash_function_name(const char *tool)
+{
+    printf("_");
+    for (; *tool; tool++)
+        printf("%c", *tool == '-' ? '_' : *tool);
+}
+
+static bool print_bash_pattern(const struct argp_option *option, void *context)
+{
+    printing *print = context;
+    if (!option->doc || kind_of(print->tool, option) != print->kind)
+        return false;
+    printf("%s--%s", print->any ? "|" : "    ", option->name);
+    if (has_short_form(option))
+        printf("|-%c", option->key);
+    print->any = true;
+    return false;
+}
+
+static bool print_bash_words(const struct argp_option *option, void *context)
+{
+    const printing *print = context;
+    if (!option->doc || kind_of(print->tool, option) != WORD_VALUE)
+        return false;
+    printf("    --%s", option->name);
+    if (has_short_form(option))
+        printf("|-%c", option->key);
+    printf(")\n        mapfile -t COMPREPLY < <(compgen -W '");
+    print_words(words_of(print->tool, option->name));
+    printf("' -- \"$word\")\n        return ;;\n");
+    return false;
+}
+
+static void print_bash_group(const cli_tool *tool, value_kind kind)
+{
+    printing print = {.tool = tool, .kind = kind};
+    find_first(tool->argp, print_bash_pattern, &print);
+    if (!print.any)
+        return;
+    printf(")\n");
+    if (kind == FILE_VALUE)
+        print_bash_files(8);
+    printf("        return ;;\n");
+}
+
+static bool print_bash_option(const struct argp_option *option, void *context)
+{
+    (void)context;
+    if (!option->doc)
+        return false;
+    printf("--%s ", option->name);
+    if (has_short_form(option))
+        printf("-%c ", option->key);
+    return false;
+}
+
+/* bash splits --name=value into three words at the equals sign. */
+static void print_bash(const cli_tool *tool)
+{
+    printing print = {.tool = tool};
+    const char *const *first = words_of(tool, NULL);
+    print_bash_function_name(tool->name);
+    printf("() {\n"
+           "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}\n"
+           "    COMPREPLY=()\n"
+           "    if [[ $word == = ]]; then\n"
+           "        word=\n"
+           "    elif [[ $before == = ]]; then\n"
+           "        before=${COMP_WORDS[COMP_CWORD - 2]}\n"
+           "    fi\n"
+           "    case $before in\n");
+    find_first(tool->argp, print_bash_words, &print);
+    print_bash_group(tool, FILE_VALUE);
+    print_bash_group(tool, ANY_VALUE);
+    printf("    esac\n"
+           "    if [[ $word == -* ]]; then\n"
+           "        mapfile -t COMPREPLY < <(compgen -W '");
+    find_first(tool->argp, print_bash_option, NULL);
+    printf("' -- \"$word\")\n        return\n    fi\n");
+    if (first) {
+        printf("    if ((COMP_CWORD == 1)); then\n"
+               "        mapfile -t COMPREPLY < <(compgen -W '");
+        print_words(first);
+        printf("' -- \"$word\")\n        return\n    fi\n");
+    }
+    print_bash_files(4);
+    printf("}\ncomplete -F ");
+    print_bash_function_name(tool->name);
+    printf(" %s\n", tool->name);
+}
+
+/* --- zsh -------------------------------------------------------------------------------------- */
+
+/* Within single quotes, where _arguments gives some characters a meaning of their own. */
+static void print_zsh_text(const char *text)
+{
+    for (; *text; text++) {
+        if (*text == '\'')
+            printf("'\\''");
+        else
+            printf("%s%c", strchr("[]:\\", *text) ? "\\" : "", *text);
+    }
+}
+
+static void print_zsh_value(const cli_tool *tool, const struct argp_option *option)
+{
+    value_kind kind = kind_of(tool, option);
+    if (kind == NO_VALUE)
+        return;
+    printf(":");
+    print_zsh_text(option->arg);
+    if (kind == WORD_VALUE) {
+        printf(":(");
+        print_words(words_of(tool, option->name));
+        printf(")");
+    } else {
+        printf(kind == FILE_VALUE ? ":_files" : ": ");
+    }
+}
+
+static bool print_zsh_option(const struct argp_option *option, void *context)
+{
+    const cli_tool *tool = context;
+    bool has_value = option->arg != NULL;
+    if (!option->doc)
+        return false;
+    if (has_short_form(option) && has_value)
+        printf("    '*'{-%c+,--%s=}'[", option->key, option->name);
+    else if (has_short_form(option))
+        printf("    '(-%c --%s)'{-%c,--%s}'[", option->key, option->name, option->key,
+               option->name);
+    else
+        printf("    '%s--%s%s[", has_value ? "*" : "", option->name, has_value ? "=" : "");
+    print_zsh_text(option->doc);
+    printf("]");
+    print_zsh_value(tool, option);
+    printf("' \\\n");
+    return false;
+}
+
+static void print_zsh(const cli_tool *tool)
+{
+    const char *const *first = words_of(tool, NULL);
+    printf("#compdef %s\n_arguments -s -S \\\n", tool->name);
+    find_first(tool->argp, print_zsh_option, (void *)(uintptr_t)tool);
+    if (first) {
+        printf("    '1:command:(");
+        print_words(first);
+        printf(")' \\\n");
+    }
+    printf("    '*:path:_files'\n");
+}
+
+/* --- fish ------------------------------------------------------------------------------------- */
+
+static void print_fish_text(const char *text)
+{
+    for (; *text; text++)
+        printf("%s%c", *text == '\'' || *text == '\\' ? "\\" : "", *text);
+}
+
+static bool print_fish_option(const struct argp_option *option, void *context)
+{
+    const cli_tool *tool = context;
+    value_kind kind = kind_of(tool, option);
+    if (!option->doc)
+        return false;
+    printf("complete -c %s -l %s", tool->name, option->name);
+    if (has_short_form(option))
+        printf(" -s %c", option->key);
+    if (kind == FILE_VALUE)
+        printf(" -r -F");
+    else if (kind != NO_VALUE)
+        printf(" -x");
+    if (kind == WORD_VALUE) {
+        printf(" -a '");
+        print_words(words_of(tool, option->name));
+        printf("'");
+    }
+    printf(" -d '");
+    print_fish_text(option->doc);
+    printf("'\n");
+    return false;
+}
+
+static void print_fish(const cli_tool *tool)
+{
+    const char *const *first = words_of(tool, NULL);
+    find_first(tool->argp, print_fish_option, (void *)(uintptr_t)tool);
+    if (first) {
+        printf("complete -c %s -n __fish_use_subcommand -f -a '", tool->name);
+        print_words(first);
+        printf("'\n");
+    }
+}
+
+/* --- the whole -------------------------------------------------------------------------------- */
+
+static void print_completion(const cli_tool *tool, const char *shell)
+{
+    static const struct {
+        const char *name;
+        void (*print)(const cli_tool *tool);
+    } shells[] = {{"bash", print_bash}, {"zsh", print_zsh}, {"fish", print_fish}};
+    for (size_t i = 0; i < sizeof shells / sizeof *shells; i++)
+        if (strcmp(shell, shells[i].name) == 0) {
+            shells[i].print(tool);
+            return;
+        }
+    cli_usage_error("--completion '%s' is not one of bash, zsh, fish", shell);
 }
 
 /* === options from a file ====================================================================== */
@@ -238,12 +521,12 @@ static const struct argp_option *find_option(const cli_tool *tool, char *name, i
         if (strcmp(name, typed[i]) == 0)
             cli_usage_error("%s:%d: '%s' is for the command line only", cli_process.rules.path,
                             line, name);
-    const struct argp_option *option = cli_find_option(tool->argp, has_name, name);
+    const struct argp_option *option = find_first(tool->argp, has_name, name);
     if (!option && cli_meant(alias) != alias)
-        option = cli_find_option(tool->argp, has_name, (char *)(uintptr_t)(cli_meant(alias) + 2));
+        option = find_first(tool->argp, has_name, (char *)(uintptr_t)(cli_meant(alias) + 2));
     if (option)
         return option;
-    const char *near = cli_nearest_option(tool->argp, name, strlen(name));
+    const char *near = nearest_option(tool->argp, name, strlen(name));
     if (near)
         cli_usage_error("%s:%d: unknown option '%s'; did you mean '%s'?", cli_process.rules.path,
                         line, shown(name, text), near);
@@ -416,12 +699,12 @@ int cli_parse_word(const char *option, const char *text, const char *const *word
 
 const char *cli_kind(fsdp_kind kind)
 {
-    return kind >= FSDP_SHARDED && kind <= FSDP_LOCAL ? cli_kinds[kind] : "unknown";
+    return kind >= FSDP_SHARDED && kind <= FSDP_LOCAL ? kinds[kind] : "unknown";
 }
 
 fsdp_kind cli_parse_kind(const char *text)
 {
-    return (fsdp_kind)cli_parse_word("--kind", text, cli_kinds);
+    return (fsdp_kind)cli_parse_word("--kind", text, kinds);
 }
 
 int cli_parse_compress(const char *text)
@@ -456,7 +739,7 @@ static bool print_option(const struct argp_option *option, void *context)
 
 static void print_options(listed_options listed)
 {
-    cli_find_option(cli_process.tool->argp, print_option, &listed);
+    find_first(cli_process.tool->argp, print_option, &listed);
 }
 
 static void print_help(void)
@@ -535,7 +818,7 @@ static error_t parse_buffers(int key, char *arg, struct argp_state *state)
     case 'j': common->jobs = (int)cli_parse_integer("--jobs", arg, 1, 1024); return 0;
     case KEY_MEM: common->memory = cli_parse_size("--mem", arg); return 0;
     case KEY_PROGRESS:
-        common->progress = (cli_progress_mode)cli_parse_word("--progress", arg, cli_progress_modes);
+        common->progress = (cli_progress_mode)cli_parse_word("--progress", arg, progress_modes);
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
@@ -555,8 +838,7 @@ static error_t parse_access(int key, char *arg, struct argp_state *state)
     (void)state;
     switch (key) {
     case KEY_SANDBOX:
-        cli_access()->limits_only =
-            cli_parse_word("--sandbox", arg, cli_sandbox_modes) == CLI_BY_LIMITS;
+        cli_access()->limits_only = cli_parse_word("--sandbox", arg, sandbox_modes) == BY_LIMITS;
         return 0;
     case KEY_LINKS: cli_access()->follow_links = true; return 0;
     default: return ARGP_ERR_UNKNOWN;
@@ -648,7 +930,7 @@ static const char *path_hint(void)
 _Noreturn static void refuse_option(const struct argp *argp, const typed_name *typed)
 {
     char name[80];
-    const char *near = cli_nearest_option(argp, typed->text, typed->size);
+    const char *near = nearest_option(argp, typed->text, typed->size);
     fsdp_printable(typed->text, typed->size, name, sizeof name);
     if (near)
         cli_usage_error("there is no option '--%s'; did you mean '--%s'?", name, near);
@@ -658,13 +940,13 @@ _Noreturn static void refuse_option(const struct argp *argp, const typed_name *t
 /* The option that is spelled out, or the only one that begins like that. */
 static const struct argp_option *find_long(const struct argp *argp, typed_name *typed)
 {
-    const struct argp_option *option = cli_find_option(argp, is_typed, typed);
+    const struct argp_option *option = find_first(argp, is_typed, typed);
     if (option)
         return option;
-    typed->first = cli_find_option(argp, begins_with_typed, typed);
+    typed->first = find_first(argp, begins_with_typed, typed);
     if (!typed->first || (typed->first->flags & CLI_NEVER_GUESSED))
         refuse_option(argp, typed);
-    option = cli_find_option(argp, begins_alike, typed);
+    option = find_first(argp, begins_alike, typed);
     if (option)
         cli_usage_error("'--%.*s' is ambiguous; it may be '--%s' or '--%s'", (int)typed->size,
                         typed->text, typed->first->name, option->name);
@@ -692,9 +974,9 @@ static void spell_alias(const struct argp *argp, char **argument)
     typed_name typed = {.text = *argument + 2, .size = size - 2};
     const char *meant = cli_meant(name);
     typed_name known = {.text = meant + 2, .size = strlen(meant) - 2};
-    if (meant == name || cli_find_option(argp, is_typed, &typed))
+    if (meant == name || find_first(argp, is_typed, &typed))
         return;
-    const struct argp_option *option = cli_find_option(argp, is_typed, &known);
+    const struct argp_option *option = find_first(argp, is_typed, &known);
     if (option && (*argument)[size] == '=')
         cli_usage_error("%s takes no value", name);
     if (option)
@@ -719,7 +1001,7 @@ static int check_letters(const struct argp *argp, const char *letters, bool is_l
 {
     for (; *letters; letters++) {
         char letter = *letters;
-        const struct argp_option *option = cli_find_option(argp, has_letter, &letter);
+        const struct argp_option *option = find_first(argp, has_letter, &letter);
         if (!option)
             cli_usage_error("there is no option '-%c'%s",
                             letter >= 32 && letter < 127 ? letter : '?', path_hint());
@@ -837,7 +1119,7 @@ void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
     raise_file_limit();
     argp_err_exit_status = FSDP_ERR_USAGE;
     if (argc == 3 && strcmp(argv[1], "--completion") == 0) { /* for the build: not in --help */
-        cli_print_completion(tool, argv[2]);
+        print_completion(tool, argv[2]);
         exit(cli_end(FSDP_OK, NULL));
     }
     cli_process.wants_json = has_json(argc, argv);

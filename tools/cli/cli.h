@@ -82,18 +82,12 @@ int cli_parse_word(const char *option, const char *text, const char *const *word
 fsdp_kind cli_parse_kind(const char *text);
 int cli_parse_compress(const char *text);                            /* "zstd[:LEVEL]": the level */
 
-/* --- the tables (cli.c), and completion from them (cli_complete.c) ------------------------------ */
+/* --- words and tables of options ---------------------------------------------------------------- */
 
-/* The first option in the tables that passes the test; visits all when none does. */
-typedef bool (*cli_option_test)(const struct argp_option *option, void *context);
-const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test, void *context);
 /* Letters to insert, remove, change or swap with their neighbour to get from a to b; 32 for longer names. */
 int cli_edit_distance(const char *a, size_t size_a, const char *b, size_t size_b);
 /* The option or the value that an alias stands for ("--dry-run", "huggingface"), or the text itself. */
 const char *cli_meant(const char *text);
-
-extern const cli_words cli_shared_words[]; /* of options that several tools have */
-void cli_print_completion(const cli_tool *tool, const char *shell);
 
 /* --- the end ---------------------------------------------------------------------------------- */
 

@@ -24,10 +24,6 @@ struct cli_process {
 
 extern struct cli_process cli_process;
 
-/* The words of --kind, --progress and --sandbox; cli_shared_words lists them with their options. */
-extern const char *const cli_kinds[], *const cli_progress_modes[], *const cli_sandbox_modes[];
-enum { CLI_BY_SECCOMP, CLI_BY_LIMITS };
-
 /* Opens the log of --log once; OK without one. */
 fsdp_status cli_begin_log(fsdp_error *err);
 

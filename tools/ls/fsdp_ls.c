@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* === the listing ============================================================================== */
 
@@ -135,35 +134,6 @@ static fsdp_status ls_stream(ls_listing *listing, size_t number, fsdp_slab_visit
 }
 
 /* --- the plugin ------------------------------------------------------------------------------- */
-
-static bool holds_plugin(const char *directory)
-{
-    char file[2500];
-    snprintf(file, sizeof file, "%s/%s", directory, FSDP_PLUGIN_FILE);
-    return access(file, R_OK) == 0;
-}
-
-/* In addition to the program: in the build tree, and where `cmake --install` puts both. */
-void ls_plugin_path(char *out, size_t size)
-{
-    static const char *const places[] = {FSDP_PLUGIN_DIRS};
-    char program[2048], path[2400];
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    out[0] = '\0';
-    if (length <= 0)
-        return;
-    program[length] = '\0';
-    *strrchr(program, '/') = '\0';
-    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
-        snprintf(path, sizeof path, "%s/%s", program, places[i]);
-        char *clean = holds_plugin(path) ? realpath(path, NULL) : NULL;
-        if (clean && strlen(clean) < size)
-            memcpy(out, clean, strlen(clean) + 1);
-        free(clean);
-        if (out[0])
-            return;
-    }
-}
 
 /* === for people =============================================================================== */
 
