@@ -379,8 +379,8 @@ const convert_target_ops fsdp_directory_target = {.is_ordered = true,
 
 /* === one file ================================================================================= */
 
-/* The file is a full shard file that holds its manifest (one_file.h). It is staged and published like a file for
- * other programs. */
+/* The file is a full shard file that holds its manifest (one_file.h). It is staged and published like a file
+ * for other programs. */
 
 static fsdp_status check_one_file_place(const convert_job *job, fsdp_error *err)
 {

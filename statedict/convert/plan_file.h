@@ -7,8 +7,8 @@
  *   contents  values, outputs with their parts, bytes: all of it follows from the head
  *   "xxh3"    of everything before it
  *
- * fsdp_conversion_apply takes from, to and options, opens their conversion and compares the bytes. The rest is
- * not read, but for the list of the source's files, to name one that changed.
+ * fsdp_conversion_apply takes from, to and options, opens their conversion and compares the bytes. The rest
+ * is not read, but for the list of the source's files, to name one that changed.
  */
 #ifndef FSDP_PLAN_FILE_H
 #define FSDP_PLAN_FILE_H
@@ -29,8 +29,8 @@ fsdp_status fsdp_plan_identify(const struct convert_job *job, char hash_out[FSDP
 fsdp_status fsdp_plan_close(fsdp_text *text, fsdp_error *err);
 
 /* Writes the plan of a prepared job, whole or not at all. FSDP_ERR_USAGE for paths and expressions that JSON
- * cannot spell, and when the file would lie in the result, or replace a file of the source; FSDP_ERR_EXISTS when
- * it would replace a file that is not a plan. */
+ * cannot spell, and when the file would lie in the result, or replace a file of the source; FSDP_ERR_EXISTS
+ * when it would replace a file that is not a plan. */
 fsdp_status fsdp_plan_write(struct convert_job *job, const fsdp_convert_plan *plan, const char *path,
                             fsdp_error *err);
 
