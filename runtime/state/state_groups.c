@@ -172,17 +172,54 @@ static fsdp_status note_numbers(fsdp_state_groups *groups, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* --- keys ------------------------------------------------------------------------------------- */
+
+/* "<name>.<what>". Names contain dots, so <name> is the longest known one. */
+typedef struct state_key {
+    fsdp_state_param *param; /* NULL: number */
+    int64_t number;
+    const char *what;
+    size_t what_size;
+} state_key;
+
+/* "12.<what>" */
+static bool split_number(const char *text, size_t size, state_key *key_out)
+{
+    enum { DIGITS = 9 };
+    int64_t number = 0;
+    size_t at = 0;
+    for (; at < size && at < DIGITS && text[at] >= '0' && text[at] <= '9'; at++)
+        number = number * 10 + (text[at] - '0');
+    if (at == 0 || at + 1 >= size || text[at] != '.')
+        return false;
+    *key_out = (state_key){NULL, number, text + at + 1, size - at - 1};
+    return true;
+}
+
+static bool split_key(const fsdp_state_scope *scope, const char *text, size_t size,
+                      state_key *key_out)
+{
+    for (size_t at = size; at-- > 0;) {
+        fsdp_state_param *param = text[at] == '.' ? fsdp_state_find(scope, text, at) : NULL;
+        if (!param)
+            continue;
+        *key_out = (state_key){param, -1, text + at + 1, size - at - 1};
+        return true;
+    }
+    return split_number(text, size, key_out);
+}
+
 fsdp_status fsdp_state_find_state(const fsdp_state_match *match, const fsdp_entry *entry,
                                   const fsdp_state_param **param_out, int64_t *at_out,
                                   fsdp_error *err)
 {
     const fsdp_state_scope *scope = match->scope;
     const char *prefix = scope->opts.optim_prefix;
-    fsdp_state_key key;
+    state_key key;
     size_t size;
     const char *rest = fsdp_state_behind(entry->name, entry->name_size, prefix, "state.", &size);
     *param_out = NULL;
-    if (!rest || !match->groups || !fsdp_state_split(scope, rest, size, &key))
+    if (!rest || !match->groups || !split_key(scope, rest, size, &key))
         return FSDP_OK;
     const fsdp_state_param *param =
         key.param ? key.param : find_numbered(match->groups, key.number);
@@ -608,9 +645,8 @@ static fsdp_status read_list(fsdp_state_groups *groups, fsdp_group_source *from,
 static fsdp_status read_option(fsdp_state_groups *groups, fsdp_group_source *from, size_t size,
                                fsdp_error *err)
 {
-    fsdp_state_key key;
-    if (!fsdp_state_split(groups->scope, from->name + from->parts.key, size - from->parts.key,
-                          &key))
+    state_key key;
+    if (!split_key(groups->scope, from->name + from->parts.key, size - from->parts.key, &key))
         return note_unexpected(groups, from->name, size, err);
     if (!key.param && key.what_size > 6 && memcmp(key.what, "params.", 7) == 0)
         return FSDP_OK;

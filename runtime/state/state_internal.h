@@ -66,14 +66,6 @@ fsdp_state_param *fsdp_state_find(const fsdp_state_scope *scope, const char *nam
 /* The rest of a name after a prefix of two parts; NULL when the name does not have that prefix. */
 const char *fsdp_state_behind(const char *name, size_t size, const char *prefix, const char *more,
                               size_t *rest_out);
-/* "<name>.<what>". Names contain dots, so <name> is the longest known one. */
-typedef struct fsdp_state_key {
-    fsdp_state_param *param;   /* NULL: number */
-    int64_t number;
-    const char *what;
-    size_t what_size;
-} fsdp_state_key;
-bool fsdp_state_split(const fsdp_state_scope *scope, const char *text, size_t size, fsdp_state_key *key_out);
 
 /* --- getting (state_get.c) --------------------------------------------------------------------- */
 

@@ -247,30 +247,3 @@ const char *fsdp_state_behind(const char *name, size_t size, const char *prefix,
     *rest_out = size - both;
     return name + both;
 }
-
-/* "12.<what>" */
-static bool split_number(const char *text, size_t size, fsdp_state_key *key_out)
-{
-    enum { DIGITS = 9 };
-    int64_t number = 0;
-    size_t at = 0;
-    for (; at < size && at < DIGITS && text[at] >= '0' && text[at] <= '9'; at++)
-        number = number * 10 + (text[at] - '0');
-    if (at == 0 || at + 1 >= size || text[at] != '.')
-        return false;
-    *key_out = (fsdp_state_key){NULL, number, text + at + 1, size - at - 1};
-    return true;
-}
-
-bool fsdp_state_split(const fsdp_state_scope *scope, const char *text, size_t size,
-                      fsdp_state_key *key_out)
-{
-    for (size_t at = size; at-- > 0;) {
-        fsdp_state_param *param = text[at] == '.' ? fsdp_state_find(scope, text, at) : NULL;
-        if (!param)
-            continue;
-        *key_out = (fsdp_state_key){param, -1, text + at + 1, size - at - 1};
-        return true;
-    }
-    return split_number(text, size, key_out);
-}
