@@ -14,8 +14,7 @@
  *         -> deepspeed_plain.c     stage 0: which parameter of the model a state of the optimizer belongs to
  *         -> deepspeed_resume.c    steps and hyper-parameters as PyTorch names them
  *   universal_write.c is the way back: it writes universal checkpoints.
- *   deepspeed.c holds tensors of the model and kinds of moments for all of them, deepspeed_values.c reads
- *   members of dicts and values.
+ *   deepspeed.c reads members of dicts and values for all of them, and adds tensors of the model.
  *
  * A flat tensor holds the parameters of a group one after the other, in the order of param_shapes.
  *   Stages 1 and 2: the flat tensors of all ranks, one after the other, are the group.
@@ -163,7 +162,7 @@ typedef struct ds_set {
     fsdp_name_table prints;    /* hash of a file's print -> number of the file */
 } ds_set;
 
-/* --- deepspeed.c ---------------------------------------------------------------------------------- */
+/* --- deepspeed.c: tensors -------------------------------------------------------------------------- */
 
 typedef fsdp_status ds_reader(ds_set *set, torch_archive *archive, fsdp_error *err);
 /* The number of a moment's name, which is new or known. FSDP_ERR_LIMIT: there are too many. */
@@ -185,7 +184,7 @@ fsdp_status ds_tensor_place_of(ds_set *set, const torch_tensor *tensor, const ds
 /* Notes a further name of a tensor, which is added after all tensors. */
 fsdp_status ds_note_tied(ds_set *set, const ds_tied *tied, fsdp_error *err);
 
-/* --- deepspeed_values.c ------------------------------------------------------------------------------ */
+/* --- deepspeed.c: members and values --------------------------------------------------------------- */
 
 /* Members of a model file that are not values of the program; NULL ends the list. */
 extern const char *const ds_model_members[];
