@@ -563,6 +563,12 @@ static fsdp_status check_rope(const model_config *config, fsdp_error *err)
     bool is_plain = rope->kind == FSDP_ROPE_DEFAULT ||
                     (rope->kind == FSDP_ROPE_LLAMA3 && config->family->gguf.has_factors);
     FSDP_TRY(check_rotary(config, err));
+    if (config->family->gguf.is_scaled && !rope->member)
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "'%s' has neither rope_parameters nor rope_scaling, for which transformers "
+            "has YaRN's numbers in '%s'; write them there",
+            config->path, config->family->model_type);
     if (rope->differs)
         return refuse(config, "rope_parameters for several types of layers", err);
     FSDP_TRY(check_window_rope(config, err));

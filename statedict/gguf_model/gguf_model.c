@@ -420,7 +420,8 @@ static fsdp_status add_scaling(const fsdp_sd *sd, const fsdp_architecture *famil
         fsdp_text_addf(out, "}, \"sliding_attention\": {\"rope_type\": \"default\"");
         add_member(out, "rope_theta", base);
         fsdp_text_addf(out, "}}");
-    } else if (!is_none) {
+    } else if (!is_none || family->gguf.is_scaled) {
+        type = is_none ? "default" : type;
         fsdp_text_addf(out, ",\n  \"rope_scaling\": ");
         add_scaling_numbers(sd, architecture, type, out);
         fsdp_text_addf(out, "}");

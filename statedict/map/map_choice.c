@@ -447,6 +447,11 @@ static fsdp_status refuse_type(const map_choice *choice, const named_target *tar
 {
     fsdp_text types = {0};
     char type[80];
+    if (choice->kind.is_quantized && !choice->request->opts->dequant)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot write '%s' as %s: its config.json says that its weights are "
+                         "quantized, and no map takes those; --dequant bf16 makes plain ones",
+                         choice->from->path, target->title);
     list_types(target->layout, &types);
     fsdp_status st =
         types.failed

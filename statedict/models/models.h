@@ -78,6 +78,7 @@ typedef struct fsdp_gguf_names {
     bool has_factors;          /* it reads Llama 3.1's scaling of rotary frequencies from a tensor */
     bool needs_output;         /* it does not take the embedding for an output that is not in the file */
     bool has_no_output;        /* it always takes the embedding for the output */
+    bool is_scaled;            /* transformers scales its rotary positions where config.json says nothing */
     bool has_mscale;           /* YaRN scales attention by mscale_all_dim, for which there is a key */
     bool ropes_differ;         /* transformers has rotary numbers per type of layers, and scales none of
                                 * those with a window */

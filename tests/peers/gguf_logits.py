@@ -72,6 +72,9 @@ CIRCLES = {
         **SHARED, **LATENT, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
         "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16,
                             "rope_theta": 20000.0, "mscale": 0.75, "mscale_all_dim": 0.75}}),
+    "gpt_oss": (transformers.GptOssConfig, {
+        "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}),
     "glm4_moe": (transformers.Glm4MoeConfig, {**SHARED, "use_qk_norm": True, "attention_bias": True,
                                               "head_dim": 16, "partial_rotary_factor": 0.25}),
     "glm4_moe in groups": (transformers.Glm4MoeConfig, {**SHARED, "n_group": 3, "topk_group": 2,
@@ -109,7 +112,10 @@ def gguf_names(file, saved):
     names = gguf.get_tensor_name_map(number, 8)  # more layers than a model here has
     merged = {re.sub(r"experts\.\d+\.", "experts.", one).replace("correction_bias", "correction.bias")
               for one in saved}
-    parts = {one.replace("kv_b_proj", part) for one in merged for part in ("k_b_proj", "v_b_proj")}
+    merged = {re.sub("_proj_bias$", "_proj.bias", one) for one in merged}
+    merged = {re.sub(r"(experts\.\w+|sinks)$", r"\1.weight", one) for one in merged}
+    parts = {one.replace("kv_b_proj", part).replace("gate_up_proj", other)
+             for one in merged for part, other in (("k_b_proj", "gate_proj"), ("v_b_proj", "up_proj"))}
     return {names.get_name(one, try_suffixes=(".weight", ".bias")) for one in parts}
 
 

@@ -944,6 +944,31 @@ Test(gguf_values, attention_is_scaled_as_transformers_does_or_refused)
     }
 }
 
+/* transformers has YaRN's numbers for a GPT-OSS whose config.json says nothing of rotary positions. */
+Test(gguf_values, rotary_positions_that_are_scaled_by_default_are_said)
+{
+    static const char plain[] = "\"num_local_experts\": 4, \"intermediate_size\": 8, "
+                                "\"rope_parameters\": {\"rope_type\": \"default\"}";
+    cr_assert_eq(read_with("gpt_oss", plain), FSDP_OK, "%s", err.text);
+    cr_expect_eq(number("gpt-oss.expert_feed_forward_length"), 8);
+    cr_expect_eq(number("gpt-oss.attention.sliding_window"), 128);
+    makes("token_embd.weight", "\"rope_scaling\": {\"rope_type\": \"default\"", true);
+    static const char *const odd[][2] = {
+        {"\"vocab_size\": 8", "neither rope_parameters nor rope_scaling"},
+        {"\"attention_bias\": false", "attention_bias 0"},
+        {"\"swiglu_limit\": 6.5", "swiglu_limit 6.5"},
+        {"\"layer_types\": [\"full_attention\", \"full_attention\"]", "other layer_types"},
+        {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, \"truncate\": false}",
+         "truncate 0"}};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        char members[400];
+        snprintf(members, sizeof members, "%s, %s", i == 0 ? "\"num_local_experts\": 4" : plain,
+                 odd[i][0]);
+        cr_expect_eq(read_with("gpt_oss", members), FSDP_ERR_USAGE, "%s", odd[i][0]);
+        cr_expect(strstr(err.text, odd[i][1]), "%s", err.text);
+    }
+}
+
 /* Makes config.json of the pairs, less one key, and with a number in its place unless that is 0. */
 static fsdp_status config_without(const char *key, int64_t number, fsdp_text *text)
 {
