@@ -1,13 +1,582 @@
-/* Models: sizes that fit together, and the config.json of a new model. */
+/*
+ * config.json <-> fsdp_transformer_config, and the families that can be trained. statedict/models reads the
+ * file and describes its family: its members, what they are where they are absent, and the tensors that
+ * follow. Here members become sizes and settings of this room, and what it cannot do is refused by its
+ * name. A null counts as absent, as it does in transformers.
+ */
 #include "runtime/transformer/transformer_internal.h"
-
 #include "base/core/mem.h"
+#include "base/text.h"
+#include "statedict/models/config.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-/* --- sizes --------------------------------------------------------------------------------------- */
+/* === the form ================================================================================= */
+
+/*
+ * The form of a transformer, from the description of its family (statedict/models) and the members of its
+ * config.json: the tensors by their roles, and the words of the line `form`. A form cannot express
+ * everything: the rest is refused by its name here, so that no family is trained by another's arithmetic.
+ */
+
+static fsdp_status fail_tensor(const fsdp_config *values, const fsdp_tensor_row *row,
+                               const char *reason, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': this trainer cannot do model_type '%s': %s '%s'",
+                     values->path, values->architecture->model_type, reason, row->name);
+}
+
+/* A tensor that some layers have and others not is refused. */
+static fsdp_status find_presence(const fsdp_config *values, const fsdp_tensor_row *row,
+                                 int64_t layers, bool *is_there_out, fsdp_error *err)
+{
+    int64_t count = 0;
+    *is_there_out = row->spelling <= 1;
+    if (!row->when || !*is_there_out)
+        return FSDP_OK;
+    for (int64_t i = 0; i < layers; i++) {
+        int64_t is_there;
+        FSDP_TRY(fsdp_formula_compute(values, row->when, i, &is_there, err));
+        count += is_there != 0;
+    }
+    *is_there_out = count > 0;
+    return count == 0 || count == layers ? FSDP_OK
+                                         : fail_tensor(values, row, "not every layer has", err);
+}
+
+/* Tensors that are not of a layer. */
+typedef enum other_tensor {
+    EMBEDDING = 1,
+    POSITIONS = 2,
+    LAST_NORM = 4,
+    LAST_BIAS = 8,
+    HEAD = 16
+} other_tensor;
+
+bool fsdp_model_find_other(const fsdp_transformer_config *config, const char *role,
+                           model_part *part)
+{
+    const struct {
+        const char *role;
+        model_part part;
+    } others[] = {{"embed", {EMBEDDING, 2, {config->vocab, config->width}}},
+                  {"position_embed", {POSITIONS, 2, {config->context, config->width}}},
+                  {"final_norm", {LAST_NORM, 1, {config->width}}},
+                  {"final_norm.bias", {LAST_BIAS, 1, {config->width}}},
+                  {"output", {HEAD, 2, {config->vocab, config->width}}}};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strcmp(others[i].role, role) == 0) {
+            *part = others[i].part;
+            return true;
+        }
+    return false;
+}
+
+/* A tensor of the description, as the form finds it. */
+typedef struct form_maker {
+    const fsdp_config *values;
+    fsdp_transformer_config *config;
+    uint64_t others;
+    bool is_out_by_in, is_in_by_out; /* so far all weights of projections may be stored so */
+} form_maker;
+
+/* The description's shape must be the one that this room computes with. */
+static fsdp_status check_shape(form_maker *maker, const fsdp_tensor_row *row,
+                               const model_part *part, bool is_layer, fsdp_error *err)
+{
+    const char *at = row->shape;
+    int64_t shape[2] = {0}, size;
+    int ndim = 0;
+    for (; at; ndim++) {
+        FSDP_TRY(fsdp_formula_next_dim(maker->values, &at, 0, &size, err));
+        if (ndim < 2)
+            shape[ndim] = size;
+    }
+    const bool is_same =
+        ndim == part->ndim && shape[0] == part->shape[0] && shape[1] == part->shape[1];
+    const bool is_transposed =
+        ndim == 2 && part->ndim == 2 && shape[0] == part->shape[1] && shape[1] == part->shape[0];
+    if (is_layer && ndim == 2) {
+        maker->is_out_by_in &= is_same;
+        maker->is_in_by_out &= is_transposed;
+    }
+    return is_same || (is_layer && is_transposed)
+               ? FSDP_OK
+               : fail_tensor(maker->values, row, "it knows another shape of", err);
+}
+
+static fsdp_status take_row(form_maker *maker, const fsdp_tensor_row *row, fsdp_error *err)
+{
+    fsdp_transformer_config *config = maker->config;
+    const bool is_layer = strstr(row->name, "{layer}") != NULL, is_head = row->name[0] != '{';
+    const bool is_output = strcmp(row->role, "output") == 0;
+    bool is_there = true;
+    model_part part;
+    if ((is_head && !is_output) || (!*row->role && row->may_lack))
+        return FSDP_OK; /* heads of other classes, and buffers */
+    if (!is_output)
+        FSDP_TRY(find_presence(maker->values, row, is_layer ? config->layers : 1, &is_there, err));
+    if (!is_there)
+        return FSDP_OK;
+    if (!(is_layer ? fsdp_model_find_part : fsdp_model_find_other)(config, row->role, &part))
+        return fail_tensor(maker->values, row, "it has no use for", err);
+    FSDP_TRY(check_shape(maker, row, &part, is_layer, err));
+    *(is_layer ? &config->form.parts : &maker->others) |= part.bit;
+    if (!is_layer && part.bit == EMBEDDING)
+        fsdp_model_tensor_name(maker->values->architecture, row->name, 0, config->form.embedding);
+    return FSDP_OK;
+}
+
+static fsdp_status take_words(const fsdp_config *values, fsdp_transformer_form *form,
+                              fsdp_error *err)
+{
+    for (const char *word = values->architecture->form; *word;) {
+        const size_t size = strcspn(word, " ");
+        if (fsdp_bytes_are(word, size, "layer-norm"))
+            form->has_layer_norm = true;
+        else if (!fsdp_bytes_are(word, size, "rms-norm"))
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE,
+                "'%s': this trainer cannot do model_type '%s': it has no code for %.*s",
+                values->path, values->architecture->model_type, (int)size, word);
+        word += size + strspn(word + size, " ");
+    }
+    return FSDP_OK;
+}
+
+static bool has_part(const fsdp_transformer_config *config, const char *role)
+{
+    model_part part;
+    return fsdp_model_find_part(config, role, &part) && (config->form.parts & part.bit);
+}
+
+/* Makes config->form of a config whose sizes are set. FSDP_ERR_USAGE names what this room has no code for. */
+static fsdp_status make_form(const fsdp_config *values, fsdp_transformer_config *config,
+                             fsdp_error *err)
+{
+    const fsdp_architecture *model = values->architecture;
+    fsdp_transformer_form *form = &config->form;
+    form_maker maker = {
+        .values = values, .config = config, .is_out_by_in = true, .is_in_by_out = true};
+    const uint64_t needed = EMBEDDING | LAST_NORM | HEAD | (form->is_rotary ? 0 : POSITIONS);
+    FSDP_TRY(take_words(values, form, err));
+    for (size_t i = 0; i < model->row_count; i++)
+        FSDP_TRY(take_row(&maker, &model->rows[i], err));
+    const char *missing = fsdp_model_missing_part(form->parts);
+    if (missing || (maker.others & needed) != needed || !(maker.is_out_by_in || maker.is_in_by_out))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s': this trainer cannot do model_type '%s': its description has no %s",
+                         values->path, model->model_type,
+                         missing ? missing : "embedding, last norm or head that it knows");
+    form->is_in_by_out = !maker.is_out_by_in;
+    form->is_gated = has_part(config, "gate");
+    config->attention_bias = has_part(config, "q_proj.bias") || has_part(config, "qkv_proj.bias");
+    config->output_bias = has_part(config, "o_proj.bias");
+    config->mlp_bias = has_part(config, "up.bias");
+    return FSDP_OK;
+}
+
+/* === config.json ============================================================================== */
+
+typedef struct reader {
+    fsdp_config_file file;
+    fsdp_config values; /* its numbers, for the description of its family */
+    const char *origin;
+    fsdp_transformer_config *config;
+} reader;
+
+static fsdp_status fail_member(const reader *from, const char *name, const char *reason,
+                               fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': this trainer cannot do %s: %s", from->origin, name,
+                     reason);
+}
+
+static fsdp_status fail_kind(const reader *from, const char *name, const char *reason,
+                             fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': %s is %s", from->origin, name, reason);
+}
+
+/* --- members --------------------------------------------------------------------------------------- */
+
+/* The member of the file; NULL where it is absent or null. */
+static const fsdp_value *find(const reader *from, const char *name)
+{
+    return fsdp_config_at(&from->file.json, name);
+}
+
+/* For members where null does not mean the default. */
+static bool is_null(const reader *from, const char *name)
+{
+    return fsdp_config_is_null(&from->file.json, name);
+}
+
+/* The family's member; NULL: it has none of this name. */
+static const fsdp_config_member *describe(const reader *from, const char *name)
+{
+    return fsdp_architecture_member(from->values.architecture, name, strlen(name));
+}
+
+/* The family's value where the file has none; NULL: nothing is said. */
+static const char *default_of(const reader *from, const char *name)
+{
+    const fsdp_config_member *member = describe(from, name);
+    return member ? member->otherwise : NULL;
+}
+
+static fsdp_status take_number(const reader *from, const char *name, double *number,
+                               fsdp_error *err)
+{
+    const fsdp_value *value = find(from, name);
+    if (!value)
+        return FSDP_OK;
+    if (value->kind == FSDP_VALUE_BOOL || !fsdp_config_real(&from->file.json, name, number))
+        return fail_kind(from, name, "not a number", err);
+    return FSDP_OK;
+}
+
+static fsdp_status take_real(const reader *from, const char *name, double *real, fsdp_error *err)
+{
+    const char *otherwise = default_of(from, name);
+    if (otherwise)
+        *real = strtod(otherwise, NULL);
+    return take_number(from, name, real, err);
+}
+
+/* A whole number, or what follows from others where it is absent. */
+static fsdp_status take_count(const reader *from, const char *name, int64_t *count, fsdp_error *err)
+{
+    double number = 0;
+    if (!find(from, name))
+        return default_of(from, name) ? fsdp_formula_compute(&from->values, name, 0, count, err)
+                                      : FSDP_OK;
+    FSDP_TRY(take_number(from, name, &number, err));
+    if (!(number >= -1) || number > 9e15 || number != floor(number))
+        return fail_kind(from, name, "not a whole number", err);
+    *count = (int64_t)number;
+    return FSDP_OK;
+}
+
+/* A null is false in transformers 4 and an error in 5: refused where the default is true. */
+static fsdp_status take_bool(const reader *from, const char *name, bool *is_set, fsdp_error *err)
+{
+    const fsdp_value *value = find(from, name);
+    const char *otherwise = default_of(from, name);
+    if (otherwise)
+        *is_set = strcmp(otherwise, "0") != 0;
+    if (is_null(from, name) && *is_set)
+        return fail_member(from, name, "it is null; write true or false", err);
+    if (value && value->kind != FSDP_VALUE_BOOL)
+        return fail_kind(from, name, "neither true nor false", err);
+    if (value)
+        *is_set = value->as.boolean;
+    return FSDP_OK;
+}
+
+/* Lists of ids leave the default. */
+static fsdp_status take_token(const reader *from, const char *name, int64_t *id, fsdp_error *err)
+{
+    const fsdp_value *value = find(from, name);
+    const char *otherwise = default_of(from, name);
+    *id = otherwise && !is_null(from, name) ? strtoll(otherwise, NULL, 10) : -1;
+    const bool is_number =
+        value && (value->kind == FSDP_VALUE_I64 || value->kind == FSDP_VALUE_F64);
+    return is_number ? take_count(from, name, id, err) : FSDP_OK;
+}
+
+static fsdp_status take_activation(const reader *from, fsdp_nn_function *function, fsdp_error *err)
+{
+    static const struct {
+        const char *name;
+        fsdp_nn_function function;
+    } known[] = {{"gelu", FSDP_NN_GELU},          {"gelu_python", FSDP_NN_GELU},
+                 {"gelu_new", FSDP_NN_GELU_TANH}, {"gelu_pytorch_tanh", FSDP_NN_GELU_TANH},
+                 {"silu", FSDP_NN_SILU},          {"swish", FSDP_NN_SILU},
+                 {"relu", FSDP_NN_RELU}};
+    const char *member = describe(from, "hidden_act") ? "hidden_act" : "activation_function";
+    const char *name =
+        find(from, member) ? fsdp_config_word(&from->file.json, member) : default_of(from, member);
+    for (size_t i = 0; name && i < sizeof known / sizeof *known; i++)
+        if (strcmp(name, known[i].name) == 0) {
+            *function = known[i].function;
+            return FSDP_OK;
+        }
+    char shown[80] = "";
+    if (name)
+        fsdp_printable(name, strlen(name), shown, sizeof shown);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s': this trainer cannot do %s '%s'; it can do gelu, gelu_new, silu, relu",
+                     from->origin, member, shown);
+}
+
+/* --- rotary positions ------------------------------------------------------------------------------ */
+
+static bool is_scaling_wrong(const fsdp_rope *rope)
+{
+    const bool is_blend_wrong = !(rope->low_freq_factor > 0) ||
+                                !(rope->high_freq_factor > rope->low_freq_factor) ||
+                                !(rope->original_context > 0);
+    return !(rope->factor > 0) || (rope->kind == FSDP_ROPE_LLAMA3 && is_blend_wrong);
+}
+
+static fsdp_status take_rope(const reader *from, fsdp_error *err)
+{
+    fsdp_rope *rope = &from->config->rope;
+    const char *otherwise = default_of(from, "rope_theta");
+    char shown[80], reason[160];
+    FSDP_TRY(fsdp_rope_read(&from->file.json, from->origin, rope, err));
+    const bool is_scaled = rope->kind != FSDP_ROPE_DEFAULT;
+    if (rope->differs)
+        return fail_member(from, rope->member, "it differs between layers", err);
+    if (is_scaled && rope->kind != FSDP_ROPE_LINEAR && rope->kind != FSDP_ROPE_LLAMA3) {
+        snprintf(reason, sizeof reason, "'%s' is not one of default, linear, llama3",
+                 fsdp_printable(rope->type, strlen(rope->type), shown, sizeof shown));
+        return fail_member(from, rope->member, reason, err);
+    }
+    if (!isnan(rope->partial_factor) && rope->partial_factor != 1)
+        return fail_member(from, "partial_rotary_factor", "heads are rotated whole", err);
+    if (is_scaled && isnan(rope->factor))
+        return fail_member(from, rope->member, "it has no factor", err);
+    if (isnan(rope->theta) && otherwise)
+        rope->theta = strtod(otherwise, NULL);
+    if (isnan(rope->original_context))
+        rope->original_context = (double)from->config->context;
+    if (!(rope->theta > 0) || !isfinite(rope->theta) || (is_scaled && is_scaling_wrong(rope)))
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': the factors of rotary positions are wrong",
+                         from->origin);
+    return FSDP_OK;
+}
+
+/* --- windows --------------------------------------------------------------------------------------- */
+
+/* Layers from `full_layers` on have a window, unless layer_types lists them. */
+static fsdp_status take_layer_types(const reader *from, int64_t full_layers, fsdp_error *err)
+{
+    fsdp_transformer_config *config = from->config;
+    const fsdp_value *types = find(from, "layer_types");
+    for (int64_t i = 0; i < config->layers && i < FSDP_MODEL_LAYERS; i++)
+        config->is_windowed[i] = i >= full_layers;
+    if (!types || types->kind != FSDP_VALUE_LIST || types->as.list.count == 0)
+        return FSDP_OK;
+    for (size_t i = 0; i < types->as.list.count; i++) {
+        const fsdp_value *type = &types->as.list.items[i];
+        const bool is_text = type->kind == FSDP_VALUE_STRING;
+        const bool slides = is_text && strcmp(type->as.bytes.data, "sliding_attention") == 0;
+        if (i == FSDP_MODEL_LAYERS)
+            return fail_member(from, "layer_types", "too many layers", err);
+        if (!slides && (!is_text || strcmp(type->as.bytes.data, "full_attention") != 0))
+            return fail_member(from, "layer_types",
+                               "a layer is neither full_attention nor sliding_attention", err);
+        config->is_windowed[i] = slides;
+    }
+    if (types->as.list.count != (size_t)config->layers)
+        return fail_member(from, "layer_types", "its length is not the number of layers", err);
+    return FSDP_OK;
+}
+
+/* Families without use_sliding_window have a window in every layer. */
+static fsdp_status take_windows(const reader *from, fsdp_error *err)
+{
+    fsdp_transformer_config *config = from->config;
+    bool use = true, is_any = false;
+    int64_t full_layers = 0;
+    if (!describe(from, "sliding_window"))
+        return FSDP_OK;
+    if (describe(from, "use_sliding_window"))
+        FSDP_TRY(take_bool(from, "use_sliding_window", &use, err));
+    if (describe(from, "max_window_layers"))
+        FSDP_TRY(take_count(from, "max_window_layers", &full_layers, err));
+    FSDP_TRY(take_layer_types(from, full_layers, err));
+    FSDP_TRY(take_count(from, "sliding_window", &config->window, err));
+    if (is_null(from, "sliding_window") || !use)
+        config->window = 0;
+    if (config->window < 0)
+        return fail_member(from, "sliding_window", "it is negative", err);
+    for (int64_t i = 0; i < config->layers && i < FSDP_MODEL_LAYERS; i++)
+        is_any |= config->is_windowed[i];
+    if (use && is_any && config->window == 0 && find(from, "sliding_window"))
+        return fail_member(from, "sliding_window",
+                           "a window of 0 hides every token; null is no window", err);
+    return FSDP_OK;
+}
+
+/* --- what is refused ------------------------------------------------------------------------------- */
+
+static fsdp_status check_family(const reader *from, fsdp_error *err)
+{
+    const char *name = fsdp_config_word(&from->file.json, "model_type");
+    char shown[80];
+    if (!name)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no model_type", from->origin);
+    if (from->file.architecture && from->file.architecture->form)
+        return FSDP_OK;
+    fsdp_text families = {0};
+    fsdp_transformer_families(", ", &families);
+    fsdp_status st =
+        fsdp_fail(err, FSDP_ERR_USAGE, "'%s': this trainer cannot do model_type '%s'; it can do %s",
+                  from->origin, fsdp_printable(name, strlen(name), shown, sizeof shown),
+                  families.failed ? "others" : families.data);
+    fsdp_text_release(&families);
+    return st;
+}
+
+static fsdp_status refuse_others(const reader *from, fsdp_error *err)
+{
+    const fsdp_value *cross = find(from, "add_cross_attention");
+    double one = 1;
+    if (find(from, "quantization_config"))
+        return fail_member(from, "quantization_config", "its weights are not floats", err);
+    if (cross && cross->kind == FSDP_VALUE_BOOL && cross->as.boolean)
+        return fail_member(from, "add_cross_attention", "there is no encoder", err);
+    FSDP_TRY(take_number(from, "pretraining_tp", &one, err));
+    if (one != 1)
+        return fail_member(from, "pretraining_tp", "it is not 1", err);
+    return FSDP_OK;
+}
+
+/* --- all of it ------------------------------------------------------------------------------------- */
+
+/* True where the shape of a tensor depends on the member. */
+static bool has_effect(const reader *from, const char *member)
+{
+    const fsdp_architecture *model = from->values.architecture;
+    for (size_t i = 0; i < model->row_count; i++)
+        if (strstr(model->rows[i].shape, member))
+            return true;
+    return false;
+}
+
+/* A family that has the short name takes the long one as well, which wins. */
+static fsdp_status take_size(const reader *from, const char *brief, const char *name, int64_t *size,
+                             fsdp_error *err)
+{
+    const bool has_brief = describe(from, brief);
+    if (has_brief)
+        FSDP_TRY(take_count(from, brief, size, err));
+    return has_brief && !find(from, name) ? FSDP_OK : take_count(from, name, size, err);
+}
+
+static fsdp_status take_sizes(const reader *from, fsdp_error *err)
+{
+    fsdp_transformer_config *config = from->config;
+    config->form.has_kv_heads = has_effect(from, "num_key_value_heads");
+    config->form.has_head_dim = has_effect(from, "head_dim");
+    FSDP_TRY(take_size(from, "n_layer", "num_hidden_layers", &config->layers, err));
+    FSDP_TRY(take_size(from, "n_head", "num_attention_heads", &config->heads, err));
+    FSDP_TRY(take_size(from, "n_embd", "hidden_size", &config->width, err));
+    FSDP_TRY(take_size(from, "n_positions", "max_position_embeddings", &config->context, err));
+    FSDP_TRY(take_count(from, describe(from, "n_inner") ? "n_inner" : "intermediate_size",
+                        &config->inner, err));
+    FSDP_TRY(take_count(from, "vocab_size", &config->vocab, err));
+    if (config->form.has_kv_heads)
+        FSDP_TRY(take_count(from, "num_key_value_heads", &config->kv_heads, err));
+    if (config->form.has_head_dim && config->heads > 0)
+        FSDP_TRY(take_count(from, "head_dim", &config->head_dim, err));
+    if (config->kv_heads < 1)
+        config->kv_heads = config->heads;
+    if (config->head_dim < 1 && config->heads > 0)
+        config->head_dim = config->width / config->heads;
+    if (config->inner < 1 && config->width < (1 << 24))
+        config->inner = 4 * config->width;
+    return FSDP_OK;
+}
+
+static fsdp_status take_settings(const reader *from, fsdp_error *err)
+{
+    static const char *const dropouts[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop",
+                                           "attention_dropout"};
+    fsdp_transformer_config *config = from->config;
+    bool ignored;
+    FSDP_TRY(take_real(from, describe(from, "rms_norm_eps") ? "rms_norm_eps" : "layer_norm_epsilon",
+                       &config->norm_eps, err));
+    FSDP_TRY(take_number(from, "initializer_range", &config->initializer_range, err));
+    FSDP_TRY(take_activation(from, &config->activation, err));
+    FSDP_TRY(take_bool(from, "tie_word_embeddings", &config->is_tied, err));
+    FSDP_TRY(take_bool(from, "attention_bias", &ignored, err)); /* formulas take any number */
+    FSDP_TRY(take_bool(from, "mlp_bias", &ignored, err));
+    if (describe(from, "scale_attn_weights"))
+        FSDP_TRY(take_bool(from, "scale_attn_weights", &config->scales_attention, err));
+    if (describe(from, "scale_attn_by_inverse_layer_idx"))
+        FSDP_TRY(take_bool(from, "scale_attn_by_inverse_layer_idx", &config->scales_by_layer, err));
+    FSDP_TRY(take_token(from, "bos_token_id", &config->bos, err));
+    FSDP_TRY(take_token(from, "eos_token_id", &config->eos, err));
+    for (size_t i = 0; i < sizeof dropouts / sizeof *dropouts; i++) {
+        double rate = 0;
+        config->has_dropout |= fsdp_config_real(&from->file.json, dropouts[i], &rate) && rate != 0;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status read_all(reader *from, const char *text, size_t size, fsdp_error *err)
+{
+    fsdp_transformer_config *config = from->config;
+    FSDP_TRY(fsdp_config_parse(text, size, from->origin, &from->file, err));
+    FSDP_TRY(check_family(from, err));
+    FSDP_TRY(refuse_others(from, err));
+    FSDP_TRY(fsdp_config_read(&from->file, &from->values, err));
+    *config = (fsdp_transformer_config){.initializer_range = 0.02, .scales_attention = true};
+    snprintf(config->model_type, sizeof config->model_type, "%s",
+             from->values.architecture->model_type);
+    FSDP_TRY(take_sizes(from, err));
+    FSDP_TRY(take_settings(from, err));
+    FSDP_TRY(take_windows(from, err));
+    config->form.is_rotary = describe(from, "rope_theta") != NULL;
+    if (config->form.is_rotary)
+        FSDP_TRY(take_rope(from, err));
+    FSDP_TRY(fsdp_transformer_config_check(config, from->origin, err));
+    return make_form(&from->values, config, err);
+}
+
+fsdp_status fsdp_transformer_config_parse(const char *text, size_t size, const char *origin,
+                                          fsdp_transformer_config *config_out, fsdp_error *err)
+{
+    reader from = {.origin = origin, .config = config_out};
+    fsdp_status st = read_all(&from, text, size, err);
+    fsdp_arena_release(&from.values.arena);
+    fsdp_config_release(&from.file);
+    return st;
+}
+
+/* --- families ------------------------------------------------------------------------------------ */
+
+fsdp_status fsdp_transformer_config_init(fsdp_transformer_config *config, const char *model_type,
+                                         fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "{\"model_type\": ");
+    fsdp_text_add_json_string(&text, model_type, strlen(model_type));
+    fsdp_text_addf(&text, "}");
+    fsdp_status st =
+        text.failed ? fsdp_fail_memory(err, "a model's config")
+                    : fsdp_transformer_config_parse(text.data, text.size, model_type, config, err);
+    fsdp_text_release(&text);
+    return st;
+}
+
+/* A description with the line `form` is meant for this room; one that it cannot do yet is left out. */
+void fsdp_transformer_families(const char *separator, fsdp_text *text)
+{
+    fsdp_arena arena = {0};
+    fsdp_transformer_config *config = fsdp_alloc(1, sizeof *config);
+    const fsdp_architecture *model;
+    const size_t begin = text->size;
+    text->failed |= !config;
+    for (size_t i = 0; config; i++) {
+        text->failed |= fsdp_architecture_at(&arena, i, &model, NULL) != FSDP_OK;
+        if (text->failed || !model)
+            break;
+        if (model->form && fsdp_transformer_config_init(config, model->model_type, NULL) == FSDP_OK)
+            fsdp_text_addf(text, "%s%s", text->size > begin ? separator : "", model->model_type);
+    }
+    fsdp_arena_release(&arena);
+    fsdp_free(config);
+}
+
+/* === sizes ==================================================================================== */
 
 static fsdp_status check_size(const char *name, int64_t value, int64_t most, const char *origin,
                               fsdp_error *err)
@@ -54,7 +623,7 @@ fsdp_status fsdp_transformer_config_check(const fsdp_transformer_config *config,
     return FSDP_OK;
 }
 
-/* --- config.json of a new model ------------------------------------------------------------------ */
+/* === config.json of a new model =============================================================== */
 
 static const char *const function_names[] = {[FSDP_NN_GELU] = "gelu",
                                              [FSDP_NN_GELU_TANH] = "gelu_new",

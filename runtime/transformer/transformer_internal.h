@@ -57,22 +57,13 @@ struct fsdp_transformer {
     float *logits;                             /* of some rows */
     int64_t logit_rows;
     double *losses;                            /* of rows */
-    fsdp_f32_params params;                    /* as the mathematics see them; gradients are f32 */
+    fsdp_f32_params params;                    /* as f32; gradients are f32, too */
 };
 
 static inline int64_t model_rows(const fsdp_transformer *t)
 {
     return t->sequences * t->length;
 }
-
-/* --- arrays (model_arrays.c) --------------------------------------------------------------------------- */
-
-/* Takes the batch's sequences and makes room for their arrays. Inputs and, with_targets, targets are set. */
-fsdp_status fsdp_model_take_batch(fsdp_transformer *t, const fsdp_token_batch *batch, bool with_targets,
-                                  fsdp_error *err);
-/* Room for that many rows, and angles of that many positions. */
-fsdp_status fsdp_model_make_room(fsdp_transformer *t, int64_t rows, int64_t positions, fsdp_error *err);
-void fsdp_model_free_arrays(fsdp_transformer *t);
 
 /* A tensor by its role: its bit (of a layer: in form.parts) and its shape, of weights out x in. */
 typedef struct model_part {
@@ -81,12 +72,12 @@ typedef struct model_part {
     int64_t shape[2];
 } model_part;
 
-/* --- the form (transformer_config_read.c) ----------------------------------------------------- */
+/* --- the form (transformer_config.c) ------------------------------------------------------------ */
 
 /* Finds the part of a role outside the layers, as fsdp_model_find_part does. */
 bool fsdp_model_find_other(const fsdp_transformer_config *config, const char *role,
                            model_part *part_out);
-/* Finds the description of the config's family, in the arena (transformer_config.c). */
+/* Finds the description of the config's family, in the arena. */
 fsdp_status fsdp_model_describe(const fsdp_transformer_config *config, fsdp_arena *arena,
                                 const fsdp_architecture **model_out, fsdp_error *err);
 
@@ -115,12 +106,7 @@ void fsdp_model_free_block_arrays(fsdp_transformer *t, block_arrays *arrays);
 fsdp_status fsdp_model_make_block_grads(fsdp_transformer *t, int64_t rows, fsdp_error *err);
 void fsdp_model_free_block_grads(fsdp_transformer *t);
 
-/* --- random numbers (declare.c) --------------------------------------------------------------- */
-
-uint64_t fsdp_model_random_key(uint64_t seed, const char *purpose);
-double fsdp_model_random_uniform(uint64_t key, uint64_t i);    /* in (0, 1) */
-
-/* --- mathematics --------------------------------------------------------------------------------- */
+/* --- computation --------------------------------------------------------------------------------- */
 
 fsdp_status fsdp_model_norm(fsdp_transformer *t, const model_norm *norm, const fsdp_nn_norm *call,
                             fsdp_error *err);
@@ -133,21 +119,11 @@ typedef struct key_cache {
     int64_t room, used;
 } key_cache;
 
-typedef struct model_caches { key_cache *layers; } model_caches;
-
 /* x (rows x width) -> y; between the unit's hooks. */
 fsdp_status fsdp_model_block(fsdp_transformer *t, const model_block *block, const float *x, float *y,
                              const key_cache *cache, fsdp_error *err);
 /* t->dx: the gradient of the block's result becomes that of its input x. */
 fsdp_status fsdp_model_block_grad(fsdp_transformer *t, const model_block *block, const float *x,
                                   fsdp_error *err);
-
-/* Collective: begins a forward and runs all layers; the root's own parameters stay gathered until the end.
- * caches: NULL, or one per layer. */
-fsdp_status fsdp_model_forward(fsdp_transformer *t, const model_caches *caches, fsdp_error *err);
-fsdp_status fsdp_model_end_forward(fsdp_transformer *t, fsdp_error *err);
-/* last_normed: the last norm's result. Then logits of rows [first, first + rows), at most logit_rows. */
-fsdp_status fsdp_model_last_norm(fsdp_transformer *t, fsdp_error *err);
-fsdp_status fsdp_model_head(fsdp_transformer *t, int64_t first, int64_t rows, fsdp_error *err);
 
 #endif
