@@ -4,18 +4,13 @@
  * exit code. fsdp_train.c is the main; tests/bench measures steps with train_job_make, train_config_init and
  * train_step.
  *
- *   train_config.c    [section] key = value
- *   train_options.c   the command line, and the files that it may replace
- *   train_source.c    a checkpoint, run or Hugging Face directory -> model, tokenizer, weights
- *   train_batches.c   the ids of a step
- *   train_job.c       a job's objects: mesh, model, optimizer, data
- *   train_state.c     what a checkpoint holds next to tensors, and whether a resume fits it
- *   train_step.c      one step; evaluation; its gradients in a file
- *   train_save.c      checkpoints
- *   train_signals.c   signals, and the file STOP, that ask for a save and the end
+ *   train_options.c   the configuration ([section] key = value), and the command line
+ *   train_job.c       a checkpoint, run or Hugging Face directory -> model, optimizer, tokenizer, data
+ *   train_step.c      one step and its ids; evaluation; gradients in a file; requests to stop
+ *   train_state.c     checkpoints, and whether a resume fits them
  *   train_use.c       --eval, --sample, --tokenize
+ *   train_npy.c       arrays of .npy files
  *   train_log.c       metrics.jsonl, main.log, TensorBoard
- *   train_npy.c, train_file.c   arrays and other small files
  */
 #ifndef FSDP_TRAIN_H
 #define FSDP_TRAIN_H
@@ -34,8 +29,6 @@
 /* --- options (train_options.c) ------------------------------------------------------------------- */
 
 typedef enum train_resume { TRAIN_RESUME_AUTO, TRAIN_RESUME_NO, TRAIN_RESUME_PATH } train_resume;
-
-enum { TRAIN_CHANGE_DATA = 1, TRAIN_CHANGE_OPTIM = 2, TRAIN_CHANGE_BATCH = 4 };
 
 typedef struct train_setting { const char *name, *value; } train_setting;
 typedef struct train_given { const char *name; unsigned work; } train_given;
@@ -70,7 +63,7 @@ fsdp_status train_options_parse(train_options *opts, int argc, char **argv, fsdp
 /* The command line has the option --NAME. */
 bool train_option_is_given(const train_options *opts, const char *name);
 
-/* --- sources (train_source.c) -------------------------------------------------------------------- */
+/* --- sources (train_job.c) -------------------------------------------------------------------- */
 
 /* The source of a model. */
 typedef struct train_source {
@@ -88,10 +81,6 @@ typedef struct train_source {
 /* Local. `path` is a checkpoint, a run (its newest that is whole) or a directory with config.json. */
 fsdp_status train_source_open(const char *path, train_source *source_out, fsdp_error *err);
 void train_source_close(train_source *source);
-/* Local. FSDP_ERR_USAGE: the config ties the head, and the files have another one next to the embedding. */
-fsdp_status train_source_check_head(const train_source *source, fsdp_error *err);
-/* Collective. Brings the parameters. */
-fsdp_status train_source_load_model(const train_source *source, fsdp_root *root, fsdp_error *err);
 
 /* --- a job (train_job.c) ------------------------------------------------------------------------- */
 
@@ -138,7 +127,7 @@ fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world
 fsdp_status train_job_make(train_job *job, const train_options *opts, fsdp_world *world,
                            const fsdp_transformer_config *config, fsdp_error *err);
 
-/* --- batches (train_batches.c) ------------------------------------------------------------------- */
+/* --- batches (train_step.c) ------------------------------------------------------------------- */
 
 /* The ids of one step, of all ranks: sequences x (length + 1). */
 typedef struct train_batch {
@@ -151,9 +140,6 @@ fsdp_status train_batches_open(train_job *job, fsdp_error *err);
 void train_batches_close(train_batches *batches);      /* accepts NULL */
 /* Local, equal on all ranks. The batch of the step after those done; borrowed until the next call. */
 fsdp_status train_batches_next(train_job *job, train_batch *batch_out, fsdp_error *err);
-/* Local. Batch i of the held-out data; false after the last one. */
-fsdp_status train_batches_held_out(train_job *job, int64_t i, train_batch *batch_out, bool *is_there_out,
-                                   fsdp_error *err);
 /* The files after it, for checkpoints. */
 fsdp_status train_batches_describe(const train_job *job, fsdp_value *value_out, fsdp_error *err);
 
@@ -179,10 +165,8 @@ fsdp_status train_use_sample(train_job *job, fsdp_error *err);
 /* --tokenize, without ranks; the exit code. */
 int train_use_tokenizer(const train_options *opts);
 
-/* --- checkpoints (train_state.c, train_save.c) --------------------------------------------------- */
+/* --- checkpoints (train_state.c) --------------------------------------------------- */
 
-/* The values of a checkpoint next to tensors. */
-fsdp_status train_state_add(const train_job *job, fsdp_sd *sd, fsdp_error *err);
 /* Collective. Model, optimizer and the job's counters. In a run with --resume auto, a checkpoint whose data
  * turns out to be damaged is replaced by the one before it, also in `source`; damaged ones are set aside. */
 fsdp_status train_resume_from(train_job *job, train_source *source, fsdp_error *err);
@@ -193,13 +177,12 @@ fsdp_status train_save(train_job *job, bool is_last, fsdp_error *err);
 /* Collective. Waits for the save in the background, if there is one. */
 fsdp_status train_save_finish(train_job *job, bool is_last, fsdp_error *err);
 
-/* --- requests to stop (train_signals.c) ---------------------------------------------------------- */
+/* --- requests to stop (train_step.c) ---------------------------------------------------------- */
 
 /* SIGTERM, SIGUSR1, SIGHUP and SIGINT from now on ask to stop; a second SIGINT ends the program with 130. A
  * step that has not ended `deadline` seconds after the signal, or at a second one, ends the program, too,
  * with 128 plus the signal's number. Steps may take four times as long as the longest one. */
 void train_catch_signals(double deadline);
-bool train_was_signalled(void);
 /* This process has ranks, and rank 0; and what a signal asks for is done. */
 void train_signals_begin(bool is_first);
 void train_signals_end(void);
@@ -209,7 +192,6 @@ void train_signals_step(double seconds);       /* a step took so long */
 
 /* Rank 0: the file RUN/STOP. FSDP_ERR_EXISTS: a directory stands in its place. */
 fsdp_status train_stop_file_check(const char *run, fsdp_error *err);
-bool train_stop_file_is_there(const char *run);
 /* Removes it, if it is there. */
 fsdp_status train_stop_file_take(const char *run, bool *was_there_out, fsdp_error *err);
 

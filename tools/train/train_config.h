@@ -1,6 +1,6 @@
 /*
  * The configuration of a training: [section] key = value in a file, --section.key VALUE on the command line,
- * which wins. One table (train_config.c) has every key with its type and default; the file, the options and
+ * which wins. One table (train_options.c) has every key with its type and default; the file, the options and
  * --print-config come from it.
  */
 #ifndef FSDP_TRAIN_CONFIG_H
@@ -16,7 +16,6 @@ typedef enum train_recompute { TRAIN_RECOMPUTE_NONE, TRAIN_RECOMPUTE_BLOCK } tra
 typedef enum train_on_nan { TRAIN_NAN_STOP, TRAIN_NAN_SKIP } train_on_nan;
 typedef enum train_decay { TRAIN_DECAY_MATRICES, TRAIN_DECAY_ALL } train_decay;
 typedef enum train_schedule { TRAIN_COSINE, TRAIN_LINEAR, TRAIN_CONSTANT } train_schedule;
-typedef enum train_device { TRAIN_CPU, TRAIN_CUDA } train_device;
 typedef enum train_compress { TRAIN_RAW, TRAIN_ZSTD } train_compress;
 typedef enum train_also { TRAIN_ALSO_NONE, TRAIN_ALSO_DCP, TRAIN_ALSO_HF } train_also;
 typedef enum train_on_error { TRAIN_ERROR_STOP, TRAIN_ERROR_RETRY, TRAIN_ERROR_CONTINUE } train_on_error;
@@ -65,12 +64,6 @@ typedef struct train_config {
 
 void train_config_init(train_config *config);
 
-/* Sets "section.key" from text. `origin` ("run.conf:12", "--optim.lr") begins the message of FSDP_ERR_USAGE,
- * which for an unknown key names the sections that have one of this name, or else the nearest one. */
-fsdp_status train_config_set(train_config *config, const char *name, const char *value, const char *origin,
-                             fsdp_error *err);
-/* Reads a file; a key that comes twice is FSDP_ERR_USAGE with both lines. */
-fsdp_status train_config_read(train_config *config, const char *path, fsdp_error *err);
 /* Parses text, as a checkpoint holds it; `origin` takes the place of the path. */
 fsdp_status train_config_parse(train_config *config, const char *text, size_t size, const char *origin,
                                fsdp_error *err);
@@ -78,7 +71,5 @@ fsdp_status train_config_parse(train_config *config, const char *text, size_t si
 void train_config_print(const train_config *config, fsdp_text *text);
 /* The first key that begins with `prefix` and has another value in b; NULL: none. */
 const char *train_config_find_change(const train_config *a, const train_config *b, const char *prefix);
-/* The name of key i ("optim.lr") and its help; NULL after the last. */
-const char *train_config_key_at(size_t i, const char **help_out);
 
 #endif
