@@ -5,9 +5,9 @@
  * train_step.
  *
  *   train_options.c   the configuration ([section] key = value), and the command line
- *   train_job.c       a checkpoint, run or Hugging Face directory -> model, optimizer, tokenizer, data
+ *   train_job.c       a job's objects: mesh, model, optimizer, tokenizer, data
  *   train_step.c      one step and its ids; evaluation; gradients in a file; requests to stop
- *   train_state.c     checkpoints, and whether a resume fits them
+ *   train_state.c     a checkpoint, run or directory of Hugging Face as a source; resumes, saves
  *   train_use.c       --eval, --sample, --tokenize
  *   train_npy.c       arrays of .npy files
  *   train_log.c       metrics.jsonl, main.log, TensorBoard
@@ -63,7 +63,7 @@ fsdp_status train_options_parse(train_options *opts, int argc, char **argv, fsdp
 /* The command line has the option --NAME. */
 bool train_option_is_given(const train_options *opts, const char *name);
 
-/* --- sources (train_job.c) -------------------------------------------------------------------- */
+/* --- sources (train_state.c) -------------------------------------------------------------------- */
 
 /* The source of a model. */
 typedef struct train_source {
@@ -81,6 +81,11 @@ typedef struct train_source {
 /* Local. `path` is a checkpoint, a run (its newest that is whole) or a directory with config.json. */
 fsdp_status train_source_open(const char *path, train_source *source_out, fsdp_error *err);
 void train_source_close(train_source *source);
+
+/* Local. FSDP_ERR_USAGE: the config ties the head, and the files have another one next to the embedding. */
+fsdp_status train_source_check_head(const train_source *source, fsdp_error *err);
+/* Collective. Brings the parameters. */
+fsdp_status train_source_load_model(const train_source *source, fsdp_root *root, fsdp_error *err);
 
 /* --- a job (train_job.c) ------------------------------------------------------------------------- */
 
