@@ -118,6 +118,8 @@ static bool read_member(const model_config *config, const char *member, double *
 {
     if (strcmp(member, "rope_theta") == 0)
         return take_rope(config->rope.theta, number_out);
+    if (strcmp(member, "original_max_position_embeddings") == 0)
+        return take_rope(config->rope.original_context, number_out);
     if (strcmp(member, "rope_local_base_freq") == 0 &&
         !fsdp_config_at(config->json, "rope_local_base_freq"))
         return take_rope(config->window_rope.theta, number_out);
@@ -538,6 +540,35 @@ static fsdp_status check_rotary(const model_config *config, fsdp_error *err)
     return is_fine ? FSDP_OK : refuse_number(config, "partial_rotary_factor", part, err);
 }
 
+/* The factors of long and short contexts: a number for each pair of the rotated part of a head. */
+static fsdp_status check_long_factors(const model_config *config, fsdp_error *err)
+{
+    const fsdp_value *lists[] = {config->rope.long_factor, config->rope.short_factor};
+    const double pairs = floor(head_width(config) * find_rotary(config)) / 2;
+    for (int i = 0; i < 2; i++)
+        if (!lists[i] || lists[i]->kind != FSDP_VALUE_LIST ||
+            (double)lists[i]->as.list.count != pairs || pairs > FSDP_ROPE_MOST)
+            return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': %s_factor is not a list of %g numbers",
+                             config->path, i == 0 ? "long" : "short", pairs);
+    return config->rope.original_context > 1 ? FSDP_OK
+                                             : fsdp_fail(err, FSDP_ERR_USAGE,
+                                                         "'%s' says rope_type 'longrope' without "
+                                                         "original_max_position_embeddings",
+                                                         config->path);
+}
+
+/* Computes how transformers scales attention: by the logarithm of how much longer the context became. */
+static double long_attention(const model_config *config)
+{
+    const fsdp_rope *rope = &config->rope;
+    double factor = isnan(rope->factor)
+                        ? number_of(config, "context_length") / rope->original_context
+                        : rope->factor;
+    if (!isnan(rope->attention_factor))
+        return rope->attention_factor;
+    return factor <= 1 ? 1 : sqrt(1 + log(factor) / log(rope->original_context));
+}
+
 /* Layers with a window have a base of their own where a key says it, and llama.cpp scales none of them, but
  * for YaRN's scale of attention in models with that key. */
 static fsdp_status check_window_rope(const model_config *config, fsdp_error *err)
@@ -572,6 +603,8 @@ static fsdp_status check_rope(const model_config *config, fsdp_error *err)
     if (rope->differs)
         return refuse(config, "rope_parameters for several types of layers", err);
     FSDP_TRY(check_window_rope(config, err));
+    if (rope->kind == FSDP_ROPE_LONGROPE && config->family->gguf.has_long_factors)
+        return check_long_factors(config, err);
     if (!has_key && !is_plain) {
         char what[96];
         snprintf(what, sizeof what, "rope_type '%.64s'", rope->type);
@@ -732,6 +765,9 @@ static fsdp_status add_rope(const model_config *config, fsdp_named_values *out, 
     if (!find_number(config, "rope.dimension_count"))
         FSDP_TRY(add_number(out, architecture, "rope.dimension_count",
                             head_width(config) * find_rotary(config), FSDP_MEMBER_WHOLE, err));
+    if (rope->kind == FSDP_ROPE_LONGROPE)
+        return add_number(out, architecture, "rope.scaling.attn_factor", long_attention(config),
+                          FSDP_MEMBER_REAL, err);
     bool is_yarn = rope->kind == FSDP_ROPE_YARN;
     if (!is_yarn && rope->kind != FSDP_ROPE_LINEAR)
         return FSDP_OK;

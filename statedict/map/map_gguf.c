@@ -60,22 +60,46 @@ static fsdp_status add_pairs(fsdp_derivation *derivation, const fsdp_named_value
                : FSDP_OK;
 }
 
-/* llama.cpp reads the scaling of rotary frequencies from a tensor. */
+static fsdp_status add_factors(fsdp_derivation *derivation, const char *name, const float *factors,
+                               size_t count, fsdp_error *err)
+{
+    const fsdp_derived *tensor = NULL;
+    FSDP_TRY(fsdp_derive_constant(fsdp_derivation_arena(derivation), FSDP_F32, (int64_t)count,
+                                  factors, &tensor, err));
+    return fsdp_derivation_add(derivation, (fsdp_derived_name){name, strlen(name)}, tensor, err);
+}
+
+/* The factors of long or of short contexts, whose number fsdp_gguf_config has checked. */
+static fsdp_status add_list(fsdp_derivation *derivation, const char *name, const fsdp_value *list,
+                            fsdp_error *err)
+{
+    float factors[FSDP_ROPE_MOST];
+    for (size_t i = 0; i < list->as.list.count; i++) {
+        const fsdp_value *item = &list->as.list.items[i];
+        bool is_whole = item->kind == FSDP_VALUE_I64;
+        if (!is_whole && item->kind != FSDP_VALUE_F64)
+            return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                             "config.json scales rotary frequencies by what is not a number");
+        factors[i] = (float)(is_whole ? (double)item->as.i64 : item->as.f64);
+    }
+    return add_factors(derivation, name, factors, list->as.list.count, err);
+}
+
+/* llama.cpp reads the scaling of rotary frequencies from tensors. */
 static fsdp_status add_rope(fsdp_derivation *derivation, const fsdp_config_file *config,
                             fsdp_error *err)
 {
-    static const char name[] = "rope_freqs.weight";
     float divisors[FSDP_ROPE_MOST];
     int count = 0;
     fsdp_rope rope;
-    const fsdp_derived *tensor = NULL;
     FSDP_TRY(fsdp_rope_read(&config->json, fsdp_config_name(config), &rope, err));
+    if (rope.kind == FSDP_ROPE_LONGROPE) {
+        FSDP_TRY(add_list(derivation, "rope_factors_long.weight", rope.long_factor, err));
+        return add_list(derivation, "rope_factors_short.weight", rope.short_factor, err);
+    }
     FSDP_TRY(fsdp_rope_divisors(&rope, &config->json, divisors, &count, err));
-    if (count == 0)
-        return FSDP_OK;
-    FSDP_TRY(fsdp_derive_constant(fsdp_derivation_arena(derivation), FSDP_F32, count, divisors,
-                                  &tensor, err));
-    return fsdp_derivation_add(derivation, (fsdp_derived_name){name, sizeof name - 1}, tensor, err);
+    return count == 0 ? FSDP_OK
+                      : add_factors(derivation, "rope_freqs.weight", divisors, (size_t)count, err);
 }
 
 static fsdp_status read_pairs(const fsdp_map_request *request, const fsdp_checkpoint *base,

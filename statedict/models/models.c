@@ -253,10 +253,10 @@ static fsdp_status read_gguf(model_lines *lines, fsdp_error *err)
     const struct {
         const char *word;
         bool *fact;
-    } facts[] = {{"one-way", &gguf->one_way},          {"factors", &gguf->has_factors},
-                 {"untied", &gguf->needs_output},      {"tied", &gguf->has_no_output},
-                 {"mscale", &gguf->has_mscale},        {"scaled", &gguf->is_scaled},
-                 {"ropes-differ", &gguf->ropes_differ}};
+    } facts[] = {{"one-way", &gguf->one_way},           {"factors", &gguf->has_factors},
+                 {"untied", &gguf->needs_output},       {"tied", &gguf->has_no_output},
+                 {"mscale", &gguf->has_mscale},         {"scaled", &gguf->is_scaled},
+                 {"longrope", &gguf->has_long_factors}, {"ropes-differ", &gguf->ropes_differ}};
     enum { FACTS = sizeof facts / sizeof *facts };
     for (size_t i = 0; i < FACTS; i++)
         *facts[i].fact = false;

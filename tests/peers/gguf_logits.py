@@ -152,7 +152,27 @@ def come_back(name, folder):
     return exact
 
 
+def long_contexts(folder):
+    """Phi-3's factors of rotary frequencies are tensors, and come back with the model's own config.json."""
+    factors = {"short_factor": [1.5, 2.5], "long_factor": [2.0, 3.5]}
+    config = transformers.Phi3Config(**SIZES, pad_token_id=0, rope_parameters={
+        "rope_type": "longrope", "rope_theta": 30000.0, "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 4, **factors})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(folder / "hf")
+    for source, target in ("hf", "model.gguf"), ("model.gguf", "again"):
+        subprocess.run([CONVERT, folder / source, folder / target, "-q", "--copy-from", folder / "hf"],
+                       check=True)
+    tensors = {tensor.name: tensor.data.tolist() for tensor in gguf.GGUFReader(folder / "model.gguf").tensors}
+    for name, wanted in factors.items():
+        assert tensors[f"rope_factors_{name.removesuffix('_factor')}.weight"] == wanted, name
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder / "again", dtype=torch.float32)
+    assert torch.equal(logits(loaded), logits(model))
+
+
 def main():
+    with tempfile.TemporaryDirectory() as folder:
+        long_contexts(Path(folder))
     for name in CIRCLES:
         with tempfile.TemporaryDirectory() as folder:
             print(f"{name}: {come_back(name, Path(folder)):.1e}")

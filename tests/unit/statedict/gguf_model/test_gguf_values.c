@@ -5,6 +5,7 @@
 #include "statedict/models/config.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -644,6 +645,35 @@ Test(gguf_values, numbers_that_llama_cpp_has_built_in_are_no_others)
     cr_expect_eq(number("phi3.rope.dimension_count"), 8);
     cr_expect_eq(number("phi3.attention.sliding_window"), 0);
     cr_expect_null(find("phi3.attention.key_length"));
+}
+
+#define LONG_ROPE "\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1, 1.5], "
+
+Test(gguf_values, phi3_has_factors_of_long_contexts_in_tensors)
+{
+    static const char part[] = "\"partial_rotary_factor\": 0.25, " LONG_ROPE;
+    char members[300];
+    snprintf(members, sizeof members, "%s%s", part,
+             "\"long_factor\": [2, 3.5]}, \"original_max_position_embeddings\": 32");
+    cr_assert_eq(read_with("phi3", members), FSDP_OK, "%s", err.text);
+    cr_expect_eq(number("phi3.rope.scaling.original_context_length"), 32);
+    cr_expect_float_eq(find("phi3.rope.scaling.attn_factor")->as.f64, sqrt(1 + log(4) / log(32)),
+                       1e-6);
+    cr_expect_null(find("phi3.rope.scaling.type"));
+    snprintf(members, sizeof members, "%s%s", part,
+             "\"long_factor\": [2, 3.5], \"attention_factor\": 1.5, "
+             "\"original_max_position_embeddings\": 16}");
+    cr_assert_eq(read_with("phi3", members), FSDP_OK, "%s", err.text);
+    cr_expect_eq(find("phi3.rope.scaling.attn_factor")->as.f64, 1.5);
+    cr_expect_eq(number("phi3.rope.scaling.original_context_length"), 16);
+    snprintf(members, sizeof members, "%s%s", part, "\"long_factor\": [2, 3.5]}");
+    cr_expect_eq(read_with("phi3", members), FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "without original_max_position_embeddings"), "%s", err.text);
+    snprintf(members, sizeof members, "%s%s", part, "\"long_factor\": [2]}");
+    cr_expect_eq(read_with("phi3", members), FSDP_ERR_DAMAGED);
+    cr_expect(strstr(err.text, "long_factor is not a list of 2 numbers"), "%s", err.text);
+    cr_expect_eq(read_with("smollm3", LONG_ROPE "\"long_factor\": [2]}"), FSDP_ERR_USAGE);
+    cr_expect(strstr(err.text, "rope_type 'longrope'"), "%s", err.text);
 }
 
 Test(gguf_values, gpt_neox_and_falcon_have_names_of_their_own)

@@ -184,12 +184,12 @@ Test(models, say_how_llama_cpp_computes)
 {
     const fsdp_architecture *model =
         parse("member a\nmember b\nkey k.a = a needed\nkey k.b = b\nkey k.c = b\nno-key k.c\n"
-              "fixed a = 2 * b + 1\ngguf toy tied ropes-differ\nwindow every 4 listed\n");
+              "fixed a = 2 * b + 1\ngguf toy tied longrope ropes-differ\nwindow every 4 listed\n");
     const fsdp_gguf_names *gguf = &model->gguf;
     cr_assert_eq(gguf->key_count, 2u);
     cr_expect(gguf->keys[0].is_needed && !gguf->keys[1].is_needed);
     cr_expect_str_eq(gguf->fixed[0].number, "2 * b + 1");
-    cr_expect(gguf->has_no_output && gguf->ropes_differ);
+    cr_expect(gguf->has_no_output && gguf->ropes_differ && gguf->has_long_factors);
     cr_expect(!gguf->one_way && !gguf->has_factors && !gguf->needs_output);
     cr_expect_eq(gguf->window, FSDP_WINDOW_EVERY);
     cr_expect(gguf->window_period == 4 && gguf->lists_windows);
