@@ -321,8 +321,9 @@ Test(param_groups, a_value_that_is_not_a_list_has_no_groups)
     fsdp_groups_sort(&groups);
     cr_expect(fsdp_groups_join(&groups, 1));
     cr_expect_not(fsdp_group_list_fits(&values[0]));
-    const fsdp_value empty = items_of(FSDP_VALUE_LIST, 0, NULL);
+    fsdp_value empty = items_of(FSDP_VALUE_LIST, 0, NULL);
     cr_expect(fsdp_group_list_fits(&empty));
+    fsdp_value_release(&empty);
 }
 
 /* An entry that is a tensor has no value. */
