@@ -2,6 +2,7 @@
 #include "statedict/derive/target_types.h"
 
 #include "statedict/derive/derived_checkpoint.h"
+#include "statedict/select/selection.h"
 
 #include <string.h>
 
@@ -15,7 +16,7 @@ static bool is_float(const fsdp_entry *entry)
 static bool is_matrix_of_blocks(const fsdp_entry *entry, fsdp_dtype blocks)
 {
     const fsdp_dtype_info *info = fsdp_dtype_describe(blocks);
-    return info && is_float(entry) && entry->ndim > 1 &&
+    return info && is_float(entry) && !fsdp_is_vector(entry) &&
            entry->shape[entry->ndim - 1] % (int64_t)info->values == 0;
 }
 
@@ -30,7 +31,7 @@ static type_change change_of(const fsdp_target_types *types, const fsdp_entry *e
     if (is_matrix_of_blocks(entry, types->blocks))
         return CHANGE_ENCODE;
     bool is_f32 = target->caps.f32_weights ||
-                  (target->caps.f32_vectors && entry->ndim <= 1 && entry->dtype != FSDP_F64);
+                  (target->caps.f32_vectors && fsdp_is_vector(entry) && entry->dtype != FSDP_F64);
     return is_f32 && is_float(entry) && entry->dtype != FSDP_F32 ? CHANGE_WIDEN : CHANGE_NONE;
 }
 

@@ -245,13 +245,13 @@ static bool is_packed_float(fsdp_dtype dtype)
            dtype == FSDP_F6_E3M2;
 }
 
-/* The dtype of the result. FSDP_DTYPE_NONE when a rule demands a cast that `dtype` does not allow. */
-static fsdp_dtype cast_rules_decide(const cast_rules *rules, const char *name, size_t name_size,
-                                    fsdp_dtype dtype, bool is_optim)
+/* The dtype of the result, `wanted` where no rule has the name. FSDP_DTYPE_NONE when a rule demands a cast
+ * that `dtype` does not allow. */
+static fsdp_dtype cast_rules_decide(const cast_rules *rules, const fsdp_entry *named,
+                                    fsdp_dtype wanted, fsdp_dtype dtype, bool is_optim)
 {
-    fsdp_dtype wanted = rules->model;
     for (size_t i = 0; i < rules->count; i++) {
-        if (!fsdp_expression_matches(&rules->items[i].expression, name, name_size))
+        if (!fsdp_expression_matches(&rules->items[i].expression, named->name, named->name_size))
             continue;
         wanted = rules->items[i].dtype;
         return wanted == FSDP_DTYPE_NONE || wanted == dtype ? dtype
@@ -643,6 +643,22 @@ static bool is_kept_tensor(const selecting *work, size_t i)
     return work->selection->entries[i].is_kept && fsdp_sd_at(work->sd, i)->kind != FSDP_ENTRY_VALUE;
 }
 
+bool fsdp_is_vector(const fsdp_entry *entry)
+{
+    static const char bias[] = ".bias";
+    size_t size = sizeof bias - 1;
+    return entry->ndim <= 1 || (entry->name_size >= size &&
+                                memcmp(entry->name + entry->name_size - size, bias, size) == 0);
+}
+
+/* What --dtype asks for, but for vectors that the target wants in f32: its programs load no others. */
+static fsdp_dtype usual_dtype(const selecting *work, const fsdp_entry *entry)
+{
+    fsdp_dtype wanted = work->casts->model;
+    bool is_f32 = work->target->caps.f32_vectors && fsdp_is_vector(entry);
+    return is_f32 && wanted != FSDP_DTYPE_NONE && wanted != FSDP_F64 ? FSDP_F32 : wanted;
+}
+
 /* The dtype of the result; FSDP_DTYPE_NONE for an alias that stays an alias. */
 static fsdp_dtype decide_dtype(const selecting *work, size_t i)
 {
@@ -651,8 +667,8 @@ static fsdp_dtype decide_dtype(const selecting *work, size_t i)
     const fsdp_entry *named = follows ? fsdp_sd_at(work->sd, entry->target) : entry;
     if (work->selection->entries[i].unit)
         return dtype_of(work->sd, entry);
-    return cast_rules_decide(work->casts, named->name, named->name_size, dtype_of(work->sd, entry),
-                             is_optim(work, named));
+    return cast_rules_decide(work->casts, named, usual_dtype(work, named),
+                             dtype_of(work->sd, entry), is_optim(work, named));
 }
 
 static fsdp_status fail_uncastable(const fsdp_name_list *names, fsdp_error *err)

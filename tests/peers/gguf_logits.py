@@ -114,8 +114,8 @@ def gguf_names(file, saved):
               for one in saved}
     merged = {re.sub("_proj_bias$", "_proj.bias", one) for one in merged}
     merged = {re.sub(r"(experts\.\w+|sinks)$", r"\1.weight", one) for one in merged}
-    parts = {one.replace("kv_b_proj", part).replace("gate_up_proj", other)
-             for one in merged for part, other in (("k_b_proj", "gate_proj"), ("v_b_proj", "up_proj"))}
+    parts = {one.replace("kv_b_proj", part).replace("experts.gate_up", f"experts.{other}")
+             for one in merged for part, other in (("k_b_proj", "gate"), ("v_b_proj", "up"))}
     return {names.get_name(one, try_suffixes=(".weight", ".bias")) for one in parts}
 
 
@@ -127,6 +127,18 @@ def check_memory(model, folder):
     files = [{tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(folder / name).tensors}
              for name in ("model.gguf", "memory.gguf")]
     assert files[0] == files[1]
+
+
+def check_half(folder):
+    """llama.cpp adds biases, and multiplies by norms, in f32 alone, whatever the model is cast to."""
+    for dtype in "bf16", "q8_0":
+        subprocess.run([CONVERT, folder / "hf", folder / "half.gguf", "-q", "--overwrite", "--dtype", dtype],
+                       check=True)
+        types = {tensor.name: tensor.tensor_type.name
+                 for tensor in gguf.GGUFReader(folder / "half.gguf").tensors}
+        vectors = {one for name, one in types.items() if name.endswith(("norm.weight", "bias"))}
+        assert vectors == {"F32"}, types
+        assert dtype.upper() in types.values()
 
 
 def come_back(name, folder):
@@ -145,6 +157,7 @@ def come_back(name, folder):
     wanted = gguf_names(file, load_file(folder / "hf/model.safetensors"))
     assert made == wanted, (name, made ^ wanted)
     check_memory(model, folder)
+    check_half(folder)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder / "again", dtype=torch.float32)
     assert type(loaded) is type(model)
     exact = (logits(loaded) - logits(model)).abs().max().item()
