@@ -112,6 +112,10 @@ static void add_number(const fsdp_architecture *family, const fsdp_gguf_key *key
 {
     const fsdp_value usual_base = fsdp_value_f64(10000), no = fsdp_value_bool(false);
     const char *null = fsdp_architecture_member(family, key->member, strlen(key->member))->null;
+    bool is_window = strcmp(key->key, "attention.sliding_window") == 0;
+    if (is_window && family->gguf.window == FSDP_WINDOW_EVERY &&
+        !(is_number(value) && number_of(value) > 0))
+        return; /* layer_types say that no layer has one, and transformers asks for a number */
     if (!value && strcmp(key->key, "rope.freq_base") == 0)
         value = &usual_base;
     if (!is_number(value) && is_flag(family, key->member))

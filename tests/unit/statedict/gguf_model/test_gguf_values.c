@@ -1058,6 +1058,19 @@ Test(gguf_values, a_fixed_number_of_a_file_may_follow_from_others)
     fsdp_text_release(&text);
 }
 
+/* transformers asks for a number even where no layer slides. */
+Test(gguf_values, a_file_without_windows_has_layers_of_full_attention)
+{
+    fsdp_text text = {0};
+    cr_assert_eq(read_with("gemma3_text", "\"sliding_window_pattern\": 1, \"vocab_size\": 8"),
+                 FSDP_OK, "%s", err.text);
+    cr_assert_eq(config_without("", 0, &text), FSDP_OK, "%s", err.text);
+    cr_expect(strstr(text.data, "[\"full_attention\", \"full_attention\"]") &&
+                  !strstr(text.data, "sliding_window"),
+              "%s", text.data);
+    fsdp_text_release(&text);
+}
+
 /* Without the key llama.cpp takes 10000, and the default of SmolLM3 is another one. */
 Test(gguf_values, a_base_that_a_file_leaves_out_is_that_of_llama_cpp)
 {
