@@ -1,6 +1,6 @@
 /*
- * The patterns of pre-tokenizers as scanners. See split.h. Each takes the alternatives of its pattern in
- * their order; [^\s\p{L}\p{N}] are "others" here.
+ * Scans text as the patterns of pre-tokenizers do. See split.h. Each scanner takes the alternatives of its
+ * pattern in their order; [^\s\p{L}\p{N}] are "others" here.
  */
 #include "runtime/tokens/split.h"
 

@@ -9,7 +9,7 @@
  * everywhere. */
 typedef size_t (*fsdp_split)(const fsdp_unicode *unicode, const char *at, const char *end);
 
-/* The scanner of a pattern; NULL for FSDP_WORDS_WHOLE. */
+/* Returns the scanner of a pattern; NULL for FSDP_WORDS_WHOLE. */
 fsdp_split fsdp_split_of(fsdp_word_pattern pattern);
 
 #endif

@@ -97,9 +97,10 @@ static fsdp_status check_header(fsdp_token_file *file, const uint8_t *header, fs
 {
     uint32_t version = fsdp_load_u32(header + 4), wanted = file->width == 2 ? 1 : 7;
     if (version != wanted)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' has version %u of llm.c's tokens, %u is known", file->path, version,
-                         wanted);
+        return fsdp_fail(
+            err, FSDP_ERR_DAMAGED,
+            "cannot read '%s': its version of llm.c's tokens is %u, and only %u is known",
+            file->path, version, wanted);
     file->count = fsdp_load_u32(header + 8);
     int64_t size = HEADER_BYTES + file->count * file->width;
     if (size != file->size)
@@ -125,11 +126,13 @@ static fsdp_status look_inside(fsdp_token_file *file, fsdp_file *opened, fsdp_er
     file->width = width_of_magic(fsdp_load_u32(header));
     if (file->width == 0 && ends_with_bin(file->path))
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' does not begin with the header of llm.c's tokens", file->path);
+                         "cannot read '%s': it does not begin with the header of llm.c's tokens",
+                         file->path);
     if (file->width == 0)
         return FSDP_OK;
     if (size < HEADER_BYTES)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' ends in its header", file->path);
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "cannot read '%s': it ends in its header",
+                         file->path);
     return check_header(file, header, err);
 }
 
@@ -289,12 +292,13 @@ static fsdp_status look_at_all(fsdp_token_files *files, fsdp_error *err)
             files->are_bin = file->width > 0;
         if (files->are_bin != (file->width > 0))
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "'%s' holds %s and '%s' %s: data is one of the two",
+                             "'%s' holds %s, but '%s' holds %s; name data of one kind",
                              files->items[0].path, files->are_bin ? "tokens" : "text", file->path,
                              files->are_bin ? "text" : "tokens");
         file->first = files->tokens;
         if (fsdp_add_overflow(files->tokens, file->count, &files->tokens))
-            return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s': too many tokens", file->path);
+            return fsdp_fail(err, FSDP_ERR_LIMIT,
+                             "cannot count the tokens of '%s': there are too many", file->path);
     }
     return FSDP_OK;
 }
@@ -315,7 +319,7 @@ static fsdp_status token_files_find(fsdp_token_files *files, const char *path, f
     if (status != FSDP_OK)
         return status;
     if (files->count == 0)
-        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "no data files are in '%s'", path);
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' has no data files", path);
     qsort(files->items, files->count, sizeof *files->items, compare_files);
     return look_at_all(files, err);
 }
@@ -582,7 +586,8 @@ static fsdp_status read_files(fsdp_token_files *files, const char *path,
 {
     FSDP_TRY(token_files_find(files, path, err));
     if (!files->are_bin && !options->tokenizer)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is text and needs a tokenizer", path);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot encode the text '%s': it needs a tokenizer", path);
     FSDP_TRY(token_files_encode(files, options->tokenizer, vocab, err));
     if (files->tokens == 0)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "the data '%s' is empty", path);

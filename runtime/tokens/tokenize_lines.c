@@ -1,4 +1,4 @@
-/* Lines of JSON through a tokenizer. See tokenize_lines.h. Errors name the line. */
+/* Sends lines of JSON through a tokenizer. See tokenize_lines.h. Errors name the line. */
 #include "runtime/tokens/tokenize_lines.h"
 
 #include "base/core/mem.h"

@@ -197,7 +197,7 @@ typedef struct fsdp_bpe {
     bool ignore_merges;     /* a word that is a token needs no merges */
 } fsdp_bpe;
 
-/* Memory of one caller, reused from word to word. Zero-initialise; release when done. */
+/* One caller's memory is reused from word to word. Zero-initialise; release when done. */
 typedef struct fsdp_merging {
     struct fsdp_symbol *symbols;
     uint64_t *heap;
@@ -998,7 +998,7 @@ static fsdp_status add_plain(encoding *encoder, const char *text, size_t size, f
 typedef fsdp_status (*add_between)(encoding *encoder, const char *text, size_t size,
                                    fsdp_error *err);
 
-/* The ids of the added tokens in the text, and of the text between them. */
+/* Adds the ids of the added tokens in the text, and of the text between them. */
 static fsdp_status add_with_tokens(encoding *encoder, const fsdp_added_tokens *tokens,
                                    const char *text, size_t size, add_between between,
                                    fsdp_error *err)

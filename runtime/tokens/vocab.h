@@ -1,5 +1,5 @@
 /*
- * The tokens of a vocabulary, by their bytes and by their ids. ByteLevel spells each byte as a printable
+ * Finds the tokens of a vocabulary by their bytes and by their ids. ByteLevel spells each byte as a printable
  * character; a token of such characters alone is kept as the bytes that it spells, any other one as it is
  * written (raw).
  */

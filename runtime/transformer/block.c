@@ -17,7 +17,7 @@
 
 typedef enum part_size { NONE, WIDTH, INNER, HEAD, HEADS, KV_HEADS, QKV } part_size;
 
-/* The weights of a layer by their roles in statedict/models: projections, and without `out` norms. Each may
+/* Weights of a layer have roles in statedict/models: projections, and without `out` norms. Each may
  * have a bias, whose role ends in ".bias". */
 typedef struct part_row {
     const char *role;
@@ -285,7 +285,7 @@ fsdp_status fsdp_model_norm_grad(fsdp_transformer *t, const model_norm *norm,
 
 /* --- attention ----------------------------------------------------------------------------------- */
 
-/* Queries, keys and values in their array: next to each other in every row (packed), or one after another. */
+/* Queries, keys and values lie in one array: next to each other in every row (packed), or in turn. */
 typedef struct qkv_view {
     float *q, *k, *v;
     int64_t q_row, k_row; /* v lies as k does */

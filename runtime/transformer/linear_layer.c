@@ -1,4 +1,4 @@
-/* Parameters in f32, and linear layers. See linear_layer.h. */
+/* Computes with parameters in f32, and with linear layers of them. See linear_layer.h. */
 #include "runtime/transformer/linear_layer.h"
 
 #include "base/core/mem.h"
@@ -34,8 +34,8 @@ static fsdp_status expect_host(const fsdp_model *model, fsdp_error *err)
     if (device->is_host)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "device '%s': this model computes on the host, which does not reach the "
-                     "memory of a GPU; use --device cpu or cpu-async",
+                     "cannot compute on device '%s': models compute on the host, which cannot "
+                     "reach a GPU's memory; use --device cpu or cpu-async",
                      device->name);
 }
 
@@ -97,12 +97,12 @@ static fsdp_status begin_grad(fsdp_param *param, float *room, bool adds, param_g
         return fsdp_param_error(param, err);
     if (!is_f32 && adds)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has a gradient of %s: a layer can add to one of f32 only, which "
-                         "fsdp_param_set_grad_dtype gives",
+                         "'%s' has a gradient of %s: a layer adds to gradients of f32 only; set "
+                         "that by fsdp_param_set_grad_dtype",
                          info.name, fsdp_dtype_name(info.grad_dtype));
     if (!is_f32 && !room)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has a gradient of %s: there is no room to compute it in f32",
+                         "'%s' has a gradient of %s: no memory was set aside to compute it in f32",
                          info.name, fsdp_dtype_name(info.grad_dtype));
     *grad_out = (param_grad){param, to, is_f32 ? to : room};
     return FSDP_OK;

@@ -220,9 +220,11 @@ static fsdp_status model_take_batch(fsdp_transformer *t, const fsdp_token_batch 
     if (batch->sequences < 0 || batch->length < 1 ||
         batch->stride < batch->length + (with_targets ? 1 : 0) ||
         fsdp_mul_overflow(batch->sequences, batch->length, &rows))
-        return fsdp_fail(
-            err, FSDP_ERR_USAGE, "a microbatch of %lld sequences of %lld tokens, %lld apart",
-            (long long)batch->sequences, (long long)batch->length, (long long)batch->stride);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot take a microbatch of %lld sequences of %lld tokens with a stride "
+                         "of %lld: the stride must hold the tokens and the last target",
+                         (long long)batch->sequences, (long long)batch->length,
+                         (long long)batch->stride);
     if (batch->length > t->config.context)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "sequences of %lld tokens are longer than the model's context of %lld",
@@ -510,7 +512,7 @@ static fsdp_status run_layers(fsdp_transformer *t, const model_caches *caches, f
     return FSDP_OK;
 }
 
-/* last_normed: the last norm's result. Then logits of rows [first, first + rows), at most logit_rows. */
+/* last_normed: the last norm's result. Computes logits of rows [first, first + rows), at most logit_rows. */
 static fsdp_status model_last_norm(fsdp_transformer *t, fsdp_error *err)
 {
     return fsdp_model_norm(t, &t->last_norm,
@@ -811,9 +813,9 @@ static fsdp_status sampler_init(sampler *s, const fsdp_token_batch *batch, fsdp_
     const int64_t vocab = s->t->config.vocab, context = s->t->config.context;
     int64_t most, count;
     if (batch->sequences < 1 || batch->length < 1 || s->sampling->count < 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "sampling needs at least one token to go on from");
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot sample from no token; give at least one");
     if (!(s->sampling->temperature >= 0) || !isfinite(s->sampling->temperature))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the temperature is not a number of at least 0");
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the temperature must be a number of at least 0");
     if (fsdp_add_overflow(batch->length, s->sampling->count, &most) ||
         fsdp_mul_overflow(most, batch->sequences, &count))
         return fsdp_fail_memory(err, "ids");

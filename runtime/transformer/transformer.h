@@ -57,7 +57,7 @@ typedef struct fsdp_token_batch {
  */
 FSDP_CHECKED fsdp_status fsdp_transformer_train(fsdp_transformer *transformer, const fsdp_token_batch *batch,
                                                 double scale, double *loss_out, fsdp_error *err);
-/* Collective. The loss as above, without gradients. */
+/* Collective. Computes the loss as above, without gradients. */
 FSDP_CHECKED fsdp_status fsdp_transformer_evaluate(fsdp_transformer *transformer,
                                                    const fsdp_token_batch *batch, double *loss_out,
                                                    fsdp_error *err);

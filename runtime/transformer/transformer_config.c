@@ -17,15 +17,15 @@
 /* === the form ================================================================================= */
 
 /*
- * The form of a transformer, from the description of its family (statedict/models) and the members of its
- * config.json: the tensors by their roles, and the words of the line `form`. A form cannot express
+ * Makes the form of a transformer from the description of its family (statedict/models) and the members of
+ * its config.json: the tensors by their roles, and the words of the line `form`. A form cannot express
  * everything: the rest is refused by its name here, so that no family is trained by another's arithmetic.
  */
 
 static fsdp_status fail_tensor(const fsdp_config *values, const fsdp_tensor_row *row,
                                const char *reason, fsdp_error *err)
 {
-    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': this trainer cannot do model_type '%s': %s '%s'",
+    return fsdp_fail(err, FSDP_ERR_USAGE, "cannot train '%s': for model_type '%s', %s '%s'",
                      values->path, values->architecture->model_type, reason, row->name);
 }
 
@@ -44,7 +44,7 @@ static fsdp_status find_presence(const fsdp_config *values, const fsdp_tensor_ro
     }
     *is_there_out = count > 0;
     return count == 0 || count == layers ? FSDP_OK
-                                         : fail_tensor(values, row, "not every layer has", err);
+                                         : fail_tensor(values, row, "some layers lack", err);
 }
 
 /* Tensors that are not of a layer. */
@@ -105,7 +105,7 @@ static fsdp_status check_shape(form_maker *maker, const fsdp_tensor_row *row,
     }
     return is_same || (is_layer && is_transposed)
                ? FSDP_OK
-               : fail_tensor(maker->values, row, "it knows another shape of", err);
+               : fail_tensor(maker->values, row, "this trainer knows another shape of", err);
 }
 
 static fsdp_status take_row(form_maker *maker, const fsdp_tensor_row *row, fsdp_error *err)
@@ -122,7 +122,7 @@ static fsdp_status take_row(form_maker *maker, const fsdp_tensor_row *row, fsdp_
     if (!is_there)
         return FSDP_OK;
     if (!(is_layer ? fsdp_model_find_part : fsdp_model_find_other)(config, row->role, &part))
-        return fail_tensor(maker->values, row, "it has no use for", err);
+        return fail_tensor(maker->values, row, "this trainer has no use for", err);
     FSDP_TRY(check_shape(maker, row, &part, is_layer, err));
     *(is_layer ? &config->form.parts : &maker->others) |= part.bit;
     if (!is_layer && part.bit == EMBEDDING)
@@ -140,7 +140,7 @@ static fsdp_status take_words(const fsdp_config *values, fsdp_transformer_form *
         else if (!fsdp_bytes_are(word, size, "rms-norm"))
             return fsdp_fail(
                 err, FSDP_ERR_USAGE,
-                "'%s': this trainer cannot do model_type '%s': it has no code for %.*s",
+                "cannot train '%s': for model_type '%s', this trainer has no code for %.*s",
                 values->path, values->architecture->model_type, (int)size, word);
         word += size + strspn(word + size, " ");
     }
@@ -167,10 +167,10 @@ static fsdp_status make_form(const fsdp_config *values, fsdp_transformer_config 
         FSDP_TRY(take_row(&maker, &model->rows[i], err));
     const char *missing = fsdp_model_missing_part(form->parts);
     if (missing || (maker.others & needed) != needed || !(maker.is_out_by_in || maker.is_in_by_out))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s': this trainer cannot do model_type '%s': its description has no %s",
-                         values->path, model->model_type,
-                         missing ? missing : "embedding, last norm or head that it knows");
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE, "cannot train '%s': the description of model_type '%s' has no %s",
+            values->path, model->model_type,
+            missing ? missing : "embedding, last norm or head that this trainer knows");
     form->is_in_by_out = !maker.is_out_by_in;
     form->is_gated = has_part(config, "gate");
     config->attention_bias = has_part(config, "q_proj.bias") || has_part(config, "qkv_proj.bias");
@@ -191,8 +191,7 @@ typedef struct reader {
 static fsdp_status fail_member(const reader *from, const char *name, const char *reason,
                                fsdp_error *err)
 {
-    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': this trainer cannot do %s: %s", from->origin, name,
-                     reason);
+    return fsdp_fail(err, FSDP_ERR_USAGE, "cannot train '%s': %s: %s", from->origin, name, reason);
 }
 
 static fsdp_status fail_kind(const reader *from, const char *name, const char *reason,
@@ -308,9 +307,10 @@ static fsdp_status take_activation(const reader *from, fsdp_nn_function *functio
     char shown[80] = "";
     if (name)
         fsdp_printable(name, strlen(name), shown, sizeof shown);
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s': this trainer cannot do %s '%s'; it can do gelu, gelu_new, silu, relu",
-                     from->origin, member, shown);
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "cannot train '%s': %s is '%s'; this trainer computes gelu, gelu_new, silu and relu",
+        from->origin, member, shown);
 }
 
 /* --- rotary positions ------------------------------------------------------------------------------ */
@@ -346,7 +346,9 @@ static fsdp_status take_rope(const reader *from, fsdp_error *err)
     if (isnan(rope->original_context))
         rope->original_context = (double)from->config->context;
     if (!(rope->theta > 0) || !isfinite(rope->theta) || (is_scaled && is_scaling_wrong(rope)))
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': the factors of rotary positions are wrong",
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s': rotary positions need a positive theta and factor, and "
+                         "low_freq_factor below high_freq_factor",
                          from->origin);
     return FSDP_OK;
 }
@@ -400,7 +402,7 @@ static fsdp_status take_windows(const reader *from, fsdp_error *err)
         is_any |= config->is_windowed[i];
     if (use && is_any && config->window == 0 && find(from, "sliding_window"))
         return fail_member(from, "sliding_window",
-                           "a window of 0 hides every token; null is no window", err);
+                           "a window of 0 hides every token; null means that there is none", err);
     return FSDP_OK;
 }
 
@@ -417,7 +419,8 @@ static fsdp_status check_family(const reader *from, fsdp_error *err)
     fsdp_text families = {0};
     fsdp_transformer_families(", ", &families);
     fsdp_status st =
-        fsdp_fail(err, FSDP_ERR_USAGE, "'%s': this trainer cannot do model_type '%s'; it can do %s",
+        fsdp_fail(err, FSDP_ERR_USAGE,
+                  "cannot train '%s': model_type '%s' is not known here; this trainer knows %s",
                   from->origin, fsdp_printable(name, strlen(name), shown, sizeof shown),
                   families.failed ? "others" : families.data);
     fsdp_text_release(&families);
@@ -605,7 +608,7 @@ fsdp_status fsdp_transformer_config_check(const fsdp_transformer_config *config,
                          (long long)config->heads, (long long)config->kv_heads);
     if (!config->form.has_kv_heads && config->kv_heads != config->heads)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s': %s has no key-value heads of its own: %lld are not the %lld heads",
+                         "'%s': %s has as many key-value heads as heads, but %lld is not %lld",
                          origin, config->model_type, (long long)config->kv_heads,
                          (long long)config->heads);
     if (config->form.is_rotary && config->head_dim % 2 != 0)
@@ -613,13 +616,14 @@ fsdp_status fsdp_transformer_config_check(const fsdp_transformer_config *config,
                          "'%s': rotary positions need heads of an even width, not %lld", origin,
                          (long long)config->head_dim);
     if (!config->form.has_head_dim && config->head_dim * config->heads != config->width)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': the width %lld is no multiple of %lld heads",
-                         origin, (long long)config->width, (long long)config->heads);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s': the width %lld is not a multiple of %lld heads", origin,
+                         (long long)config->width, (long long)config->heads);
     if (!(config->norm_eps >= 0) || !isfinite(config->norm_eps) ||
         !(config->initializer_range >= 0) || !isfinite(config->initializer_range))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s': the eps of norms and initializer_range are not negative numbers",
-                         origin);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "'%s': the eps of norms and initializer_range must be numbers of at least 0", origin);
     return FSDP_OK;
 }
 

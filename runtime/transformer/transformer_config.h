@@ -35,7 +35,7 @@ typedef struct fsdp_transformer_config {
     double norm_eps, initializer_range;
     fsdp_nn_function activation;
     bool is_tied;                      /* the head is the embedding's weight */
-    bool attention_bias, output_bias;  /* of q, k, v; of the projection behind attention */
+    bool attention_bias, output_bias;  /* of q, k, v; of the projection after attention */
     bool mlp_bias;
     bool scales_attention;             /* gpt2: scores by 1 / sqrt(head_dim) */
     bool scales_by_layer;              /* gpt2: also by 1 / (layer + 1) */

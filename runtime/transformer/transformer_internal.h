@@ -1,4 +1,4 @@
-/* Shared by the files of the room: the object, its layers, and the arrays of a microbatch. */
+/* What the files of the room share: the object, its layers, and the arrays of a microbatch. */
 #ifndef FSDP_TRANSFORMER_INTERNAL_H
 #define FSDP_TRANSFORMER_INTERNAL_H
 
@@ -51,7 +51,7 @@ struct fsdp_transformer {
     float *cosines, *sines;                    /* of positions up to the context's end */
     int64_t angle_room;
     float **block_inputs;                      /* layers + 1, each rows x width */
-    block_arrays *arrays;                      /* of each layer; with recompute all the same */
+    block_arrays *arrays;                      /* of each layer, which share one with recompute */
     float *last_mean, *last_inverse, *last_normed;
     float *dx, *dnormed, *dqkv, *dheads, *dattended, *dactive, *dgate, *dup;
     float *logits;                             /* of some rows */
@@ -113,7 +113,7 @@ fsdp_status fsdp_model_norm(fsdp_transformer *t, const model_norm *norm, const f
 fsdp_status fsdp_model_norm_grad(fsdp_transformer *t, const model_norm *norm,
                                  const fsdp_nn_norm_grad *call, fsdp_error *err);
 
-/* Keys and values of earlier tokens, for sampling. NULL: none. */
+/* Sampling keeps keys and values of earlier tokens. NULL: none. */
 typedef struct key_cache {
     float *keys, *values;      /* of one layer: sequences x room x kv_heads * head_dim */
     int64_t room, used;

@@ -276,7 +276,7 @@ static bool is_above(const fsdp_module_name *name, const char *text, size_t size
     return true;
 }
 
-/* True when the number that begins at `from` counts layers: behind the name, or where that is NULL behind
+/* True when the number that begins at `from` counts layers: after the name, or where that is NULL after
  * two elements. */
 static bool counts_layers(const fsdp_module_name *above, const fsdp_module_name *module,
                           size_t from)

@@ -1,4 +1,4 @@
-/* Quantized weights of a model as plain floating ones. */
+/* Makes plain floating weights of a model's quantized ones. */
 #ifndef FSDP_DEQUANT_H
 #define FSDP_DEQUANT_H
 

@@ -86,7 +86,7 @@ fsdp_status fsdp_derive_reshape(fsdp_arena *arena, const fsdp_derived *part, int
 /* Dim d is dim order[d] of the part. */
 fsdp_status fsdp_derive_permute(fsdp_arena *arena, const fsdp_derived *part, const int *order,
                                 const fsdp_derived **out, fsdp_error *err);
-/* Parts, at least one, one behind the other in a dim; all other dims and the dtype are the same. */
+/* Parts, at least one, one after the other in a dim; all other dims and the dtype are the same. */
 fsdp_status fsdp_derive_join(fsdp_arena *arena, const fsdp_derived *const *parts, size_t count, int dim,
                              const fsdp_derived **out, fsdp_error *err);
 fsdp_status fsdp_derive_zeros(fsdp_arena *arena, fsdp_dtype dtype, int ndim, const int64_t *shape,

@@ -25,7 +25,7 @@ static int64_t least(int64_t a, int64_t b)
 enum {
     TILE_ROWS = FSDP_TILE_ROWS,
     TILE_COLUMNS = 32 * FSDP_TILE_COLUMNS,
-    MOST_PACKED = PIECE_FLOATS / FSDP_TILE_COLUMNS /* the largest rank of which a tile has room */
+    MOST_PACKED = PIECE_FLOATS / FSDP_TILE_COLUMNS /* the largest rank that fits in a tile */
 };
 
 /* The buffers of one read of a product. */

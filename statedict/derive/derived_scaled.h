@@ -11,7 +11,7 @@ fsdp_status fsdp_derive_block_scaled(fsdp_arena *arena, const fsdp_derived *weig
                                      const fsdp_derived **out, fsdp_error *err);
 
 /* MXFP4: u8 [..., n, 16] with two numbers of 4 bits in a byte, the lower half first, and their exponents u8
- * [..., n], biased by 127; f32 [..., 32 n]. FSDP_ERR_DAMAGED: they are no such pair. A number that is not
+ * [..., n], biased by 127; f32 [..., 32 n]. FSDP_ERR_DAMAGED: they are not such a pair. A number that is not
  * finite is an error of the read. */
 fsdp_status fsdp_derive_mxfp4(fsdp_arena *arena, const fsdp_derived *weight, const fsdp_derived *exponents,
                               const fsdp_derived **out, fsdp_error *err);

@@ -33,7 +33,7 @@ static fsdp_status keep_string(config_parser *parser, const char *data, size_t s
     return out->as.bytes.data ? FSDP_OK : fsdp_fail_memory(err, parser->json.name);
 }
 
-/* Room for `more` items. */
+/* Makes the list large enough for `more` items. */
 static fsdp_status grow(config_parser *parser, item_list *list, size_t more, fsdp_error *err)
 {
     parser->values += more;

@@ -65,7 +65,7 @@ bool train_option_is_given(const train_options *opts, const char *name);
 
 /* --- sources (train_state.c) -------------------------------------------------------------------- */
 
-/* The source of a model. */
+/* What a model comes from. */
 typedef struct train_source {
     char *path;                /* of the checkpoint or directory itself */
     bool is_hf;
@@ -170,10 +170,11 @@ fsdp_status train_use_sample(train_job *job, fsdp_error *err);
 /* --tokenize, without ranks; the exit code. */
 int train_use_tokenizer(const train_options *opts);
 
-/* --- checkpoints (train_state.c) --------------------------------------------------- */
+/* --- checkpoints (train_state.c) ----------------------------------------------------------------- */
 
-/* Collective. Model, optimizer and the job's counters. In a run with --resume auto, a checkpoint whose data
- * turns out to be damaged is replaced by the one before it, also in `source`; damaged ones are set aside. */
+/* Collective. Brings the model, the optimizer and the job's counters. In a run with --resume auto, a
+ * checkpoint whose data turns out to be damaged is replaced by the one before it, also in `source`; damaged
+ * ones are set aside. */
 fsdp_status train_resume_from(train_job *job, train_source *source, fsdp_error *err);
 /* Collective. Begins a save, in the background unless save.async is false, and ends the one before.
  * save.on_error decides about failures; of the last save of a training, which is also ended, it can only

@@ -1,4 +1,4 @@
-/* The objects of a job: mesh, model, optimizer, tokenizer, data. See train.h. */
+/* Makes the objects of a job: mesh, model, optimizer, tokenizer, data. See train.h. */
 #include "tools/train/train.h"
 #include <fsdp/root_init.h>
 

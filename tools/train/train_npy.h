@@ -1,4 +1,4 @@
-/* Arrays of NumPy's .npy files: batches and tokens in, logits and new ids out. */
+/* Reads arrays of NumPy's .npy files (batches, tokens), and writes them (logits, new ids). */
 #ifndef FSDP_TRAIN_NPY_H
 #define FSDP_TRAIN_NPY_H
 

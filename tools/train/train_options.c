@@ -124,7 +124,7 @@ static const config_key keys[] = {
 enum { KEYS = sizeof keys / sizeof *keys };
 
 /* The name of key i ("optim.lr") and its help; NULL after the last. */
-static const char *train_config_key_at(size_t i, const char **help_out)
+static const char *key_name_at(size_t i, const char **help_out)
 {
     if (i >= KEYS)
         return NULL;
@@ -328,8 +328,8 @@ static fsdp_status fail_unknown(const char *name, const char *origin, fsdp_error
 
 /* Sets "section.key" from text. `origin` ("run.conf:12", "--optim.lr") begins the message of FSDP_ERR_USAGE,
  * which for an unknown key names the sections that have one of this name, or else the nearest one. */
-static fsdp_status train_config_set(train_config *config, const char *name, const char *value,
-                                    const char *origin, fsdp_error *err)
+static fsdp_status set_by_name(train_config *config, const char *name, const char *value,
+                               const char *origin, fsdp_error *err)
 {
     char shown[128];
     int64_t i = find_key(name);
@@ -436,7 +436,7 @@ static fsdp_status take_key(config_file *file, char *line, fsdp_error *err)
     snprintf(name, sizeof name, "%s.%s", file->section, trim(line));
     snprintf(origin, sizeof origin, "%s:%d", file->path, file->line);
     FSDP_TRY(take_value(file, trim(equals + 1), &value, err));
-    FSDP_TRY(train_config_set(file->config, name, value, origin, err));
+    FSDP_TRY(set_by_name(file->config, name, value, origin, err));
     int *before = &file->lines[find_key(name)];
     if (*before) {
         snprintf(reason, sizeof reason, "'%s' is already set in line %d", name, *before);
@@ -489,7 +489,7 @@ static fsdp_status read_stream(train_config *config, FILE *stream, const char *p
 }
 
 /* Reads a file; a key that comes twice is FSDP_ERR_USAGE with both lines. */
-static fsdp_status train_config_read(train_config *config, const char *path, fsdp_error *err)
+static fsdp_status read_config_file(train_config *config, const char *path, fsdp_error *err)
 {
     FILE *stream = fopen(path, "re");
     if (!stream)
@@ -755,8 +755,7 @@ static void make_options(void)
     for (; own_options[own].key; own++)
         options[own] = own_options[own];
     for (size_t i = 0;
-         own + i + 1 < sizeof options / sizeof *options && (name = train_config_key_at(i, &help));
-         i++)
+         own + i + 1 < sizeof options / sizeof *options && (name = key_name_at(i, &help)); i++)
         options[own + i] = (struct argp_option){name, KEY_CONFIG + (int)i, "VALUE", 0, help, 4};
 }
 
@@ -937,7 +936,7 @@ static const char *name_of(int key)
     for (const struct argp_option *option = own_options; option->name; option++)
         if (option->key == key)
             return option->name;
-    return key >= KEY_CONFIG ? train_config_key_at((size_t)(key - KEY_CONFIG), &help) : NULL;
+    return key >= KEY_CONFIG ? key_name_at((size_t)(key - KEY_CONFIG), &help) : NULL;
 }
 
 static void note_given(train_options *opts, int key)
@@ -1018,11 +1017,11 @@ static fsdp_status read_config(train_options *opts, fsdp_error *err)
     char origin[96];
     train_config_init(&opts->config);
     if (opts->config_path)
-        FSDP_TRY(train_config_read(&opts->config, opts->config_path, err));
+        FSDP_TRY(read_config_file(&opts->config, opts->config_path, err));
     for (size_t i = 0; i < opts->setting_count; i++) {
         const train_setting *setting = &opts->settings[i];
         snprintf(origin, sizeof origin, "--%s", setting->name);
-        FSDP_TRY(train_config_set(&opts->config, setting->name, setting->value, origin, err));
+        FSDP_TRY(set_by_name(&opts->config, setting->name, setting->value, origin, err));
     }
     FSDP_TRY(check_config(&opts->config, err));
     if (opts->batches && !opts->config.has_steps)

@@ -39,7 +39,7 @@ static fsdp_status read_all(int fd, const char *path, size_t most, fsdp_text *te
 }
 
 /* Appends the whole text of a file; more than `most` bytes are FSDP_ERR_LIMIT. */
-static fsdp_status train_file_read(const char *path, size_t most, fsdp_text *text, fsdp_error *err)
+static fsdp_status read_file(const char *path, size_t most, fsdp_text *text, fsdp_error *err)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -81,15 +81,15 @@ static fsdp_status open_hf(const char *path, const char *config, train_source *s
     source->path = strdup(path);
     if (!source->path)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
-    FSDP_TRY(train_file_read(config, MOST_CONFIG, &source->config_text, err));
+    FSDP_TRY(read_file(config, MOST_CONFIG, &source->config_text, err));
     if (find_in(path, "tokenizer.json", file))
-        FSDP_TRY(train_file_read(file, MOST_TOKENIZER, &source->tokenizer_text, err));
+        FSDP_TRY(read_file(file, MOST_TOKENIZER, &source->tokenizer_text, err));
     else
         source->other_tokenizer = find_other_tokenizer(path);
     if (find_in(path, "generation_config.json", file))
-        FSDP_TRY(train_file_read(file, MOST_CONFIG, &source->generation_text, err));
+        FSDP_TRY(read_file(file, MOST_CONFIG, &source->generation_text, err));
     if (find_in(path, "tokenizer_config.json", file))
-        FSDP_TRY(train_file_read(file, MOST_CONFIG, &source->tokenizer_config_text, err));
+        FSDP_TRY(read_file(file, MOST_CONFIG, &source->tokenizer_config_text, err));
     return fsdp_transformer_config_parse(source->config_text.data, source->config_text.size, config,
                                          &source->config, err);
 }
@@ -429,8 +429,8 @@ static fsdp_status add_data(const train_job *job, fsdp_sd *sd, fsdp_error *err)
     return st;
 }
 
-/* The values of a checkpoint next to tensors. */
-static fsdp_status train_state_add(const train_job *job, fsdp_sd *sd, fsdp_error *err)
+/* Adds the values of a checkpoint next to tensors. */
+static fsdp_status add_state(const train_job *job, fsdp_sd *sd, fsdp_error *err)
 {
     fsdp_world_mark(job->world, "counters");
     FSDP_TRY(add_number(sd, "train.step", job->step, err));
@@ -746,7 +746,7 @@ static fsdp_status begin(train_job *job, bool async, fsdp_error *err)
     fsdp_sd *values = NULL;
     fsdp_status st = fsdp_sd_create(&values, err);
     if (st == FSDP_OK)
-        st = train_state_add(job, values, err);
+        st = add_state(job, values, err);
     st = fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
         st = save(job, values, async, err);

@@ -154,8 +154,8 @@ fsdp_status train_batches_next(train_job *job, train_batch *batch_out, fsdp_erro
 }
 
 /* Local. Batch i of the held-out data; false after the last one. */
-static fsdp_status train_batches_held_out(train_job *job, int64_t i, train_batch *batch_out,
-                                          bool *is_there_out, fsdp_error *err)
+static fsdp_status take_held_out(train_job *job, int64_t i, train_batch *batch_out,
+                                 bool *is_there_out, fsdp_error *err)
 {
     train_batches *from = job->batches;
     const int64_t row = from->length + 1, first = i * from->sequences;
@@ -326,7 +326,7 @@ void train_signals_step(double seconds)
         atomic_store(&patience_s, (unsigned)patience);
 }
 
-static bool train_was_signalled(void)
+static bool was_signalled(void)
 {
     return was_asked != 0;
 }
@@ -339,7 +339,7 @@ static bool find_stop_file(const char *run, char path[PATH_MAX], struct stat *in
     return snprintf(path, PATH_MAX, "%s/STOP", run) < PATH_MAX && lstat(path, info) == 0;
 }
 
-static bool train_stop_file_is_there(const char *run)
+static bool stop_file_is_there(const char *run)
 {
     char path[PATH_MAX];
     struct stat info;
@@ -510,9 +510,9 @@ static fsdp_status set_learning_rate(train_job *job, double lr, fsdp_error *err)
 /* A signal to any rank, or a file RUN/STOP. */
 static bool is_asked_to_stop(const train_job *job)
 {
-    if (train_was_signalled())
+    if (was_signalled())
         return true;
-    return job->rank == 0 && job->opts->run && train_stop_file_is_there(job->opts->run);
+    return job->rank == 0 && job->opts->run && stop_file_is_there(job->opts->run);
 }
 
 fsdp_status train_step(train_job *job, const train_batch *batch, train_result *result,
@@ -571,7 +571,7 @@ fsdp_status train_evaluate(train_job *job, int64_t batches, double *loss_out, in
         bool is_there;
         if (job->opts->eval)
             FSDP_TRY(fsdp_ctl_agree(job->ctl, cli_check_stop(err), err));
-        FSDP_TRY(train_batches_held_out(job, i, &batch, &is_there, err));
+        FSDP_TRY(take_held_out(job, i, &batch, &is_there, err));
         if (!is_there)
             break;
         FSDP_TRY(add_losses(job, &batch, &sum, err));

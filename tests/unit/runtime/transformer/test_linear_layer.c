@@ -108,8 +108,9 @@ Test(linear_layer, gradients_add_up_in_f32_only)
         {.has_room = true},
         {.has_room = true,
          .adds = true,
-         .refusal = "'a.weight' has a gradient of bf16: a layer can add to one of f32 only"},
-        {.refusal = "'a.weight' has a gradient of bf16: there is no room to compute it in f32"},
+         .refusal = "'a.weight' has a gradient of bf16: a layer adds to gradients of f32 only"},
+        {.refusal =
+             "'a.weight' has a gradient of bf16: no memory was set aside to compute it in f32"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         expect_body_on(1, "cpu", use_layer, (void *)&cases[i]);
