@@ -586,8 +586,8 @@ static fsdp_status read_files(fsdp_token_files *files, const char *path,
 {
     FSDP_TRY(token_files_find(files, path, err));
     if (!files->are_bin && !options->tokenizer)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "cannot encode the text '%s': it needs a tokenizer", path);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot encode the text '%s': it needs a tokenizer",
+                         path);
     FSDP_TRY(token_files_encode(files, options->tokenizer, vocab, err));
     if (files->tokens == 0)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "the data '%s' is empty", path);

@@ -16,17 +16,17 @@ OTHERS = ("tests/golden/", "tests/fuzz/corpus/", "tests/cli/cases/", "tests/chec
           "docs/style.md")
 NO_VERB = "sentences without a verb"
 WORDS = {  # the word: its pattern, and how often it may occur
-    "is no X": (r"(?<!there )\b(?:is|are|was|were) no(?: |ne of )(?!longer|more)", 64),
-    "behind": (r"\bbehind\b", 50),
-    "beside": (r"\bbeside\b", 104),
-    "go on": (r"\b(?:go|goes|going|went|gone) on\b", 14),
+    "is no X": (r"(?<!there )\b(?:is|are|was|were) no(?: |ne of )(?!longer|more)", 59),
+    "behind": (r"\bbehind\b", 45),
+    "beside": (r"\bbeside\b", 100),
+    "go on": (r"\b(?:go|goes|going|went|gone) on\b", 13),
     "turned": (r"\bturned\b(?! (?:on|off|into|out))", 10),
     "room (capacity)": (
-        r"\b(?:ha[sd]|have|more|enough|makes?|leaves?|with|little) room\b|\b[Rr]oom for\b", 12),
-    "mathematics": (r"\bmathematics\b", 5),
-    "all the same": (r"\ball the same\b", 1),
+        r"\b(?:ha[sd]|have|more|enough|makes?|leaves?|with|little) room\b|\b[Rr]oom for\b", 8),
+    "mathematics": (r"\bmathematics\b", 2),
+    "all the same": (r"\ball the same\b", 0),
     "anew": (r"\banew\b", 19),
-    NO_VERB: (None, 426),
+    NO_VERB: (None, 397),
 }
 CODE = re.compile(r"/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'", re.S)
 BREAK = re.compile(r"\"\s*\n\s*\"|\n[ \t]*(?:[*#](?!/))?[ \t]*")
