@@ -584,6 +584,9 @@ static fsdp_status split(nccl_group *parent, const fsdp_comm_header *header, ncc
                                                     group ? group->comm->rank : 0, &parent->split,
                                                     &config);
     pthread_mutex_unlock(&parent->calling);
+    /* NCCL reports success although the split is under way: the parent's state tells when it is done. */
+    if (result == FSDP_NCCL_SUCCESS)
+        result = FSDP_NCCL_IN_PROGRESS;
     fsdp_status status = fsdp_nccl_await(parent, result, err);
     if (status != FSDP_OK)
         fail_split(parent, header, group, err);

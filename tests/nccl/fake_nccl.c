@@ -410,6 +410,30 @@ static void enter(struct ncclComm *comm)
     misuses += atomic_fetch_add(&comm->callers, 1) > 0;
 }
 
+/* With the lock, as the next: all ranks have come to its creation and to its splits. */
+static bool is_joined(const struct ncclComm *comm)
+{
+    const clique *mine = comm->clique;
+    bool is_joined = mine && mine->arrived == mine->size;
+    for (const split_meeting *split = mine ? mine->splits : NULL; split; split = split->next)
+        is_joined = is_joined && (split->number >= comm->splits || split->arrived == mine->size);
+    return is_joined;
+}
+
+static bool is_in_progress(const struct ncclComm *comm)
+{
+    return !comm->error && (!is_joined(comm) || comm->polls > 0);
+}
+
+/* NCCL refuses any other call with a communicator that is in progress. */
+static bool is_ready(struct ncclComm *comm)
+{
+    pthread_mutex_lock(&lock);
+    bool is_ready = !is_in_progress(comm);
+    pthread_mutex_unlock(&lock);
+    return is_ready;
+}
+
 static fsdp_nccl_result leave(struct ncclComm *comm, fsdp_nccl_result result)
 {
     atomic_fetch_sub(&comm->callers, 1);
@@ -442,6 +466,8 @@ static fsdp_nccl_result add(struct ncclComm *comm, const call *made, fsdp_nccl_s
 {
     enter(comm);
     const bool is_first = !grouped || depth == 0;
+    if (is_first && !is_ready(comm))
+        return leave(comm, FSDP_NCCL_INVALID_ARGUMENT);
     bool fails = is_planned(comm->rank) && plan()->fail_at == comm->calls + 1 &&
                  (is_first ? 0 : grouped->n) >= plan()->fail_part;
     if (fails && is_first)
@@ -645,15 +671,10 @@ EXPORT fsdp_nccl_result ncclCommGetAsyncError(fsdp_nccl_comm comm, fsdp_nccl_res
 {
     enter(comm);
     pthread_mutex_lock(&lock);
-    bool is_joined = comm->clique && comm->clique->arrived == comm->clique->size;
-    split_meeting *split = comm->clique ? comm->clique->splits : NULL;
-    for (; split; split = split->next)
-        is_joined =
-            is_joined && (split->number >= comm->splits || split->arrived == comm->clique->size);
-    *state = comm->error ? comm->error : FSDP_NCCL_SUCCESS;
-    if (*state == FSDP_NCCL_SUCCESS && (!is_joined || comm->polls > 0)) {
+    *state = comm->error;
+    if (is_in_progress(comm)) {
         *state = FSDP_NCCL_IN_PROGRESS;
-        comm->polls -= is_joined;
+        comm->polls -= is_joined(comm);
     }
     pthread_mutex_unlock(&lock);
     return leave(comm, FSDP_NCCL_SUCCESS);
@@ -777,9 +798,11 @@ EXPORT fsdp_nccl_result ncclCommSplit(fsdp_nccl_comm comm, int color, int key,
     if (is_planned(comm->rank) && plan()->split_code)
         return plan()->split_code;
     enter(comm);
+    *comm_out = NULL;
+    if (!is_ready(comm))
+        return leave(comm, FSDP_NCCL_INVALID_ARGUMENT);
     pthread_mutex_lock(&lock);
     split_meeting *split = find_split(comm->clique, comm->splits++);
-    *comm_out = NULL;
     split->places[comm->rank] = comm_out;
     if (color != FSDP_NCCL_NO_COLOR) {
         split->comms[comm->rank] = create_comm(NULL, 0);
@@ -792,7 +815,7 @@ EXPORT fsdp_nccl_result ncclCommSplit(fsdp_nccl_comm comm, int color, int key,
     if (split->arrived == comm->clique->size)
         complete_split(comm->clique, split);
     pthread_mutex_unlock(&lock);
-    return leave(comm, FSDP_NCCL_IN_PROGRESS);
+    return leave(comm, FSDP_NCCL_SUCCESS); /* as NCCL does, also while the split is under way */
 }
 
 EXPORT fsdp_nccl_result ncclMemAlloc(void **data, size_t size)
