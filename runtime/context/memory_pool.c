@@ -156,6 +156,8 @@ enum { KEPT_BESIDE = 16 << 20 };
 /* Before `room` more bytes are taken from the device or an allocator. */
 static void make_way(fsdp_memory_pool *pool, size_t room)
 {
+    if (!pool->device->ops->is_host)
+        return;
     size_t most = pool->used + room > pool->most_used ? pool->used + room : pool->most_used;
     while (pool->used + pool->kept + room > most + KEPT_BESIDE) {
         fsdp_block **oldest = find_oldest(pool);
@@ -190,7 +192,8 @@ static bool fits(const fsdp_block *block, const fsdp_memory_request *request, si
            block->room - size <= size / 8;
 }
 
-/* One of the stream, else one that no stream uses any more: new pages would have to be zeroed. */
+/* One of the stream. Of the host's memory also one that no stream uses any more: new pages would have to be
+ * zeroed. On a GPU that would depend on time, and some later step would still have to allocate. */
 static fsdp_block *find_free(fsdp_memory_pool *pool, const fsdp_memory_request *request,
                              size_t size)
 {
@@ -200,7 +203,7 @@ static fsdp_block *find_free(fsdp_memory_pool *pool, const fsdp_memory_request *
             continue;
         if ((*at)->stream == request->stream)
             return unlink_free(pool, at);
-        if (pool->device->ops->is_reached((*at)->given))
+        if (pool->device->ops->is_host && pool->device->ops->is_reached((*at)->given))
             idle = at;
     }
     return idle ? unlink_free(pool, idle) : NULL;

@@ -1,12 +1,13 @@
 /*
  * The memory of a step: blocks that belong to a stream, counted by class. Giving a block back names the last
  * work that uses it. The block's stream waits for that work, so the next user of the block, on the same
- * stream, cannot come too early, and the host never waits. Another stream gets it once it is known that all
- * of that is done.
+ * stream, cannot come too early, and the host never waits. On a device whose memory is the host's, another
+ * stream gets it once it is known that all of that is done.
  *
- * The pool keeps returned blocks, since the next step needs the same sizes. All blocks together hold little
- * more than was ever in use at once; beyond that the oldest free ones go back to the device, or to the
- * allocator that they came from.
+ * The pool keeps returned blocks, since the next step needs the same sizes. On a device whose memory is the
+ * host's, all blocks together hold little more than was ever in use at once; beyond that the oldest free ones
+ * go back. Freeing memory of a GPU waits for all its work, so there they go back only when an allocation
+ * fails.
  */
 #ifndef FSDP_MEMORY_POOL_H
 #define FSDP_MEMORY_POOL_H

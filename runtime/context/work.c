@@ -24,7 +24,8 @@ void fsdp_stream_follow(fsdp_stream *stream, fsdp_stream *after)
 
 fsdp_status fsdp_rects_begin(fsdp_rect_list *list, size_t most, fsdp_error *err)
 {
-    if (list->last.stream)
+    /* A GPU took the list with the launch; streams of the host read it when they come there. */
+    if (list->last.stream && ops_of(list->last.stream)->is_host)
         FSDP_TRY(ops_of(list->last.stream)->sync(list->last, err));
     list->count = 0;
     if (!fsdp_grow(&list->items, &list->room, most, sizeof *list->items))

@@ -24,9 +24,9 @@
 /* === pinned memory ============================================================================ */
 
 /*
- * Pinned memory of a device, which is slow to allocate: blocks that were given back are kept and reused.
- * Sizes are rounded up to classes, by a quarter at most (from 4 KiB on), so that later requests fit. All
- * blocks together hold little more than was ever in use at once.
+ * Pinned memory of a device: blocks that were given back are kept and reused, because the device stops for
+ * each one that is allocated or freed. Sizes are rounded up to classes, by a quarter at most (from 4 KiB on),
+ * so that later requests fit.
  *
  * In: sizes, and the two calls that allocate, from a device. Out: blocks. Any thread may call.
  */
@@ -38,12 +38,7 @@ typedef struct fsdp_pinned_pool {
     void (*dealloc)(void *data);
     pthread_mutex_t lock;
     struct fsdp_pinned_block *free; /* the last that was given back first */
-    size_t used, most_used, kept;   /* bytes in use, now and at most, and of free blocks */
 } fsdp_pinned_pool;
-
-enum {
-    FSDP_PINNED_BESIDE = 64 << 20
-}; /* bytes that are kept beyond the most that were used at once */
 
 enum { LEAST = 4096, STEPS = 4 };
 
@@ -74,11 +69,10 @@ static size_t room_of(size_t size)
 
 /* --- free blocks ------------------------------------------------------------------------------ */
 
-static pinned_block *unlink_block(fsdp_pinned_pool *pool, pinned_block **at)
+static pinned_block *unlink_block(pinned_block **at)
 {
     pinned_block *block = *at;
     *at = block->next;
-    pool->kept -= block->room;
     return block;
 }
 
@@ -86,29 +80,20 @@ static pinned_block *take_free(fsdp_pinned_pool *pool, size_t room)
 {
     for (pinned_block **at = &pool->free; *at; at = &(*at)->next)
         if ((*at)->room == room)
-            return unlink_block(pool, at);
+            return unlink_block(at);
     return NULL;
 }
 
-/* The last of the list was given back first. */
-static void free_oldest(fsdp_pinned_pool *pool)
+static void free_kept(fsdp_pinned_pool *pool)
 {
-    pinned_block **at = &pool->free;
-    while ((*at)->next)
-        at = &(*at)->next;
-    pool->dealloc(unlink_block(pool, at));
-}
-
-static void shrink(fsdp_pinned_pool *pool, size_t most)
-{
-    while (pool->free && pool->used + pool->kept > most)
-        free_oldest(pool);
+    while (pool->free)
+        pool->dealloc(unlink_block(&pool->free));
 }
 
 /* all blocks were given back */
 static void pinned_release(fsdp_pinned_pool *pool)
 {
-    shrink(pool, 0);
+    free_kept(pool);
     pthread_mutex_destroy(&pool->lock);
 }
 
@@ -120,7 +105,7 @@ static void *allocate(fsdp_pinned_pool *pool, size_t room)
     void *data = pool->alloc(room);
     if (data || !pool->free)
         return data;
-    shrink(pool, 0);
+    free_kept(pool);
     return pool->alloc(room);
 }
 
@@ -134,10 +119,6 @@ static void *pinned_take(fsdp_pinned_pool *pool, size_t size)
     void *data = take_free(pool, room);
     if (!data)
         data = allocate(pool, room);
-    if (data)
-        pool->used += room;
-    if (pool->used > pool->most_used)
-        pool->most_used = pool->used;
     pthread_mutex_unlock(&pool->lock);
     return data;
 }
@@ -151,15 +132,12 @@ static void pinned_give(fsdp_pinned_pool *pool, void *data, size_t size)
     pthread_mutex_lock(&pool->lock);
     *block = (pinned_block){.next = pool->free, .room = room_of(size)};
     pool->free = block;
-    pool->used -= block->room;
-    pool->kept += block->room;
-    shrink(pool, pool->most_used + FSDP_PINNED_BESIDE);
     pthread_mutex_unlock(&pool->lock);
 }
 
 /* === the device =============================================================================== */
 
-enum { RING = 256, LEAST_MAJOR = 8, OPERATION = 96 };
+enum { RING = 1024, LEAST_MAJOR = 8, OPERATION = 96 };
 
 typedef struct cuda_device {
     fsdp_device head;
@@ -459,12 +437,16 @@ static cudaEvent_t find_pending(cuda_stream *stream, uint64_t ticket)
     return point;
 }
 
-/* The host waits, without the lock. */
+/* The host waits, without the lock, where the event is not reached already. */
 static void await(cuda_stream *stream, uint64_t ticket)
 {
     cudaEvent_t point = find_pending(stream, ticket);
-    if (point)
-        reach(stream, ticket, "cudaEventSynchronize", cudaEventSynchronize(point));
+    if (!point)
+        return;
+    cudaError_t code = cudaEventQuery(point);
+    if (code == cudaErrorNotReady)
+        code = cudaEventSynchronize(point);
+    reach(stream, ticket, "cudaEventSynchronize", code);
 }
 
 /* The lock is held, and the event that had the place is reached. */
