@@ -365,36 +365,31 @@ static int64_t tell_casts(const noting *note)
     return selected->cast;
 }
 
-static int64_t list_code(const noting *note)
+static void list_code(const noting *note, size_t count)
 {
     char number[32];
-    for (size_t i = 0; i < note->list->count; i++) {
+    for (size_t i = 0; i < count; i++) {
         const fsdp_note_item *code = &note->list->items[i];
         fsdp_text_addf(note->text, i > 0 ? "\nobject " : "object ");
         add_name(note->text, code->name, code->name_size);
         fsdp_text_addf(note->text, " (%s, %s) runs code when loaded", code->other,
                        fsdp_spell_bytes(code->number, number, sizeof number));
     }
-    return (int64_t)note->list->count;
 }
 
-static int64_t tell_code(const noting *note)
+static void tell_code(const noting *note, size_t count)
 {
-    size_t count = note->list->count;
-    if (count == 0)
-        return 0;
     fsdp_text_addf(note->text, "%zu object%s when %s loaded: ", count,
                    count == 1 ? " runs code" : "s run code", count == 1 ? "it is" : "they are");
     add_list(note, " (", ")");
-    return (int64_t)count;
 }
 
-static int64_t list_ties(const noting *note)
+static void list_ties(const noting *note, size_t count)
 {
-    for (size_t i = 0; i < note->list->count; i++) {
+    for (size_t i = 0; i < count; i++) {
         const fsdp_note_item *tie = &note->list->items[i];
         if (i == NAMES_SHOWN) {
-            fsdp_text_addf(note->text, "\nand %zu more", note->list->count - i);
+            fsdp_text_addf(note->text, "\nand %zu more", count - i);
             break;
         }
         fsdp_text_addf(note->text, i > 0 ? "\ndrop " : "drop ");
@@ -403,30 +398,24 @@ static int64_t list_ties(const noting *note)
         add_name(note->text, tie->other, tie->other_size);
         fsdp_text_addf(note->text, ")");
     }
-    return (int64_t)note->list->count;
 }
 
-static int64_t tell_ties(const noting *note)
+static void tell_ties(const noting *note, size_t count)
 {
-    size_t count = note->list->count;
-    if (count == 0)
-        return 0;
     fsdp_text_addf(note->text, "%zu tied name%s left out%s: ", count, count == 1 ? " is" : "s are",
                    caps_of(note)->notes_ties ? " and noted beside the tensor" : "");
     add_list(note, " (the same as ", ")");
-    return (int64_t)count;
 }
 
-static int64_t tell_copied(const noting *note)
+static void tell_copied(const noting *note, size_t count)
 {
-    for (size_t i = 0; i < note->list->count; i++) {
+    for (size_t i = 0; i < count; i++) {
         const fsdp_note_item *file = &note->list->items[i];
         fsdp_text_addf(note->text, i > 0 ? ", " : "copy ");
         add_name(note->text, file->name, file->name_size);
         if (file->other_size > 0)
             fsdp_text_addf(note->text, " (%s)", file->other);
     }
-    return (int64_t)note->list->count;
 }
 
 static int64_t tell_model(const noting *note)
@@ -444,24 +433,17 @@ static int64_t tell_model(const noting *note)
     return tensors;
 }
 
-static int64_t tell_extra(const noting *note)
+static void tell_extra(const noting *note, size_t count)
 {
-    size_t count = note->list->count;
-    if (count == 0)
-        return 0;
     fsdp_text_addf(note->text, "%zu tensor%s no part of the %s that config.json describes: ", count,
                    count == 1 ? " is" : "s are", note->facts->lists[FSDP_NOTE_MODEL].items->name);
     add_list(note, NULL, NULL);
-    return (int64_t)count;
 }
 
-static int64_t tell_unread(const noting *note)
+static void tell_unread(const noting *note, size_t count)
 {
     static const char adapter[] = "adapter_model.";
     const char *from = fsdp_checkpoint_describe(note->plan->source)->path;
-    size_t count = note->list->count;
-    if (count == 0)
-        return 0;
     fsdp_text_addf(note->text, "%zu weight file%s of '", count, count == 1 ? "" : "s");
     fsdp_text_add_message(note->text, from);
     fsdp_text_addf(note->text, "' %s not read: ", count == 1 ? "is" : "are");
@@ -474,18 +456,13 @@ static int64_t tell_unread(const noting *note)
         fsdp_text_add_path_argument(note->text, from);
         fsdp_text_addf(note->text, " merges the adapter");
     }
-    return (int64_t)count;
 }
 
-static int64_t tell_missing(const noting *note)
+static void tell_missing(const noting *note, size_t count)
 {
-    size_t count = note->list->count;
-    if (count == 0)
-        return 0;
     fsdp_text_addf(note->text, "%zu incomplete %s left out: ", count,
                    count == 1 ? "entry is" : "entries are");
     add_list(note, NULL, NULL);
-    return (int64_t)count;
 }
 
 static int64_t tell_form(const noting *note)
@@ -563,11 +540,8 @@ static int64_t tell_config(const noting *note)
     return 1;
 }
 
-static int64_t tell_metadata(const noting *note)
+static void tell_metadata(const noting *note, size_t count)
 {
-    size_t count = note->list->count;
-    if (count == 0)
-        return 0;
     fsdp_text_addf(note->text, "%zu text%s of the source's metadata %s left out, ", count,
                    count == 1 ? "" : "s", count == 1 ? "is" : "are");
     if (caps_of(note)->metadata)
@@ -575,7 +549,6 @@ static int64_t tell_metadata(const noting *note)
     else
         fsdp_text_addf(note->text, "since %s has none: ", note->job->format->name);
     add_list(note, NULL, NULL);
-    return (int64_t)count;
 }
 
 /* Other programs make one file of such a name. */
@@ -590,15 +563,11 @@ static int64_t tell_directory(const noting *note)
     return 1;
 }
 
-static int64_t tell_added(const noting *note)
+static void tell_added(const noting *note, size_t count)
 {
-    size_t count = note->list->count;
-    if (count == 0)
-        return 0;
     fsdp_text_addf(note->text, "%zu tied name%s added, since PyTorch's loaders ask for %s: ", count,
                    count == 1 ? " is" : "s are", count == 1 ? "it" : "them");
     add_list(note, NULL, NULL);
-    return (int64_t)count;
 }
 
 static int64_t tell_quantized(const noting *note)
@@ -647,37 +616,38 @@ static int64_t tell_prefix(const noting *note)
 static const struct {
     fsdp_note_kind kind;
     fsdp_note_level level;
-    int64_t (*tell)(const noting *note);
+    int64_t (*tell)(const noting *note);            /* returns the count; 0: nothing to say */
+    void (*list)(const noting *note, size_t count); /* or: says the items, where there are some */
 } table[] = {
-    {FSDP_NOTE_MAPPED, FSDP_NOTE_LINE, tell_mapped},
-    {FSDP_NOTE_UNMAPPED, FSDP_NOTE_SAID, tell_unmapped},
-    {FSDP_NOTE_ENCODED, FSDP_NOTE_LINE, tell_encoded},
-    {FSDP_NOTE_RENAMED, FSDP_NOTE_SAID, tell_stripped},
-    {FSDP_NOTE_RENAMED, FSDP_NOTE_LINE, tell_renamed},
-    {FSDP_NOTE_LEFT_OUT, FSDP_NOTE_LINE, tell_left_out},
-    {FSDP_NOTE_DROPPED, FSDP_NOTE_LINE, tell_dropped},
-    {FSDP_NOTE_CAST, FSDP_NOTE_LINE, tell_casts},
-    {FSDP_NOTE_CODE, FSDP_NOTE_LINE, list_code},
-    {FSDP_NOTE_CODE, FSDP_NOTE_IN_SHORT, tell_code},
-    {FSDP_NOTE_TIED, FSDP_NOTE_LINE, list_ties},
-    {FSDP_NOTE_TIED, FSDP_NOTE_IN_SHORT, tell_ties},
-    {FSDP_NOTE_COPIED, FSDP_NOTE_LINE, tell_copied},
-    {FSDP_NOTE_MODEL, FSDP_NOTE_LINE, tell_model},
-    {FSDP_NOTE_EXTRA, FSDP_NOTE_SAID, tell_extra},
-    {FSDP_NOTE_UNREAD, FSDP_NOTE_SAID, tell_unread},
-    {FSDP_NOTE_MISSING, FSDP_NOTE_SAID, tell_missing},
-    {FSDP_NOTE_OPTIM, FSDP_NOTE_SAID, tell_form},
-    {FSDP_NOTE_NUMBERED, FSDP_NOTE_LINE, tell_numbered},
-    {FSDP_NOTE_TOKENIZER, FSDP_NOTE_SAID, tell_tokenizer},
-    {FSDP_NOTE_ROUNDED, FSDP_NOTE_SAID, tell_rounded},
-    {FSDP_NOTE_TUPLES, FSDP_NOTE_SAID, tell_tuples},
-    {FSDP_NOTE_CONFIG, FSDP_NOTE_SAID, tell_config},
-    {FSDP_NOTE_METADATA, FSDP_NOTE_SAID, tell_metadata},
-    {FSDP_NOTE_DIRECTORY, FSDP_NOTE_SAID, tell_directory},
-    {FSDP_NOTE_ADDED, FSDP_NOTE_SAID, tell_added},
-    {FSDP_NOTE_QUANTIZED, FSDP_NOTE_SAID, tell_quantized},
-    {FSDP_NOTE_SHORT, FSDP_NOTE_SAID, tell_short},
-    {FSDP_NOTE_PREFIX, FSDP_NOTE_LINE, tell_prefix},
+    {FSDP_NOTE_MAPPED, FSDP_NOTE_LINE, .tell = tell_mapped},
+    {FSDP_NOTE_UNMAPPED, FSDP_NOTE_SAID, .tell = tell_unmapped},
+    {FSDP_NOTE_ENCODED, FSDP_NOTE_LINE, .tell = tell_encoded},
+    {FSDP_NOTE_RENAMED, FSDP_NOTE_SAID, .tell = tell_stripped},
+    {FSDP_NOTE_RENAMED, FSDP_NOTE_LINE, .tell = tell_renamed},
+    {FSDP_NOTE_LEFT_OUT, FSDP_NOTE_LINE, .tell = tell_left_out},
+    {FSDP_NOTE_DROPPED, FSDP_NOTE_LINE, .tell = tell_dropped},
+    {FSDP_NOTE_CAST, FSDP_NOTE_LINE, .tell = tell_casts},
+    {FSDP_NOTE_CODE, FSDP_NOTE_LINE, .list = list_code},
+    {FSDP_NOTE_CODE, FSDP_NOTE_IN_SHORT, .list = tell_code},
+    {FSDP_NOTE_TIED, FSDP_NOTE_LINE, .list = list_ties},
+    {FSDP_NOTE_TIED, FSDP_NOTE_IN_SHORT, .list = tell_ties},
+    {FSDP_NOTE_COPIED, FSDP_NOTE_LINE, .list = tell_copied},
+    {FSDP_NOTE_MODEL, FSDP_NOTE_LINE, .tell = tell_model},
+    {FSDP_NOTE_EXTRA, FSDP_NOTE_SAID, .list = tell_extra},
+    {FSDP_NOTE_UNREAD, FSDP_NOTE_SAID, .list = tell_unread},
+    {FSDP_NOTE_MISSING, FSDP_NOTE_SAID, .list = tell_missing},
+    {FSDP_NOTE_OPTIM, FSDP_NOTE_SAID, .tell = tell_form},
+    {FSDP_NOTE_NUMBERED, FSDP_NOTE_LINE, .tell = tell_numbered},
+    {FSDP_NOTE_TOKENIZER, FSDP_NOTE_SAID, .tell = tell_tokenizer},
+    {FSDP_NOTE_ROUNDED, FSDP_NOTE_SAID, .tell = tell_rounded},
+    {FSDP_NOTE_TUPLES, FSDP_NOTE_SAID, .tell = tell_tuples},
+    {FSDP_NOTE_CONFIG, FSDP_NOTE_SAID, .tell = tell_config},
+    {FSDP_NOTE_METADATA, FSDP_NOTE_SAID, .list = tell_metadata},
+    {FSDP_NOTE_DIRECTORY, FSDP_NOTE_SAID, .tell = tell_directory},
+    {FSDP_NOTE_ADDED, FSDP_NOTE_SAID, .list = tell_added},
+    {FSDP_NOTE_QUANTIZED, FSDP_NOTE_SAID, .tell = tell_quantized},
+    {FSDP_NOTE_SHORT, FSDP_NOTE_SAID, .tell = tell_short},
+    {FSDP_NOTE_PREFIX, FSDP_NOTE_LINE, .tell = tell_prefix},
 };
 
 /* Lists what is known as numbers and words until now. */
@@ -739,7 +709,9 @@ static bool add_told(fsdp_convert_plan *plan, const convert_job *job, size_t i)
                    .plan = plan,
                    .list = &job->facts.lists[table[i].kind],
                    .text = &text};
-    int64_t count = table[i].tell(&note);
+    int64_t count = table[i].list ? (int64_t)note.list->count : table[i].tell(&note);
+    if (table[i].list && count > 0)
+        table[i].list(&note, note.list->count);
     bool is_whole = count == 0 || add_note(plan,
                                            (fsdp_convert_note){.kind = table[i].kind,
                                                                .level = table[i].level,
