@@ -2,16 +2,18 @@
  * Conversions: the same state in another format, kind, world size, mesh or sharding dim, offline. All calls
  * are local, and one thread at a time may use a conversion.
  *
- *   fsdp_checkpoint_convert    converts, in one call
+ *   fsdp_checkpoint_convert    converts in one call
  *
  *   fsdp_conversion_open       opens the source, selects and plans; writes nothing
- *     fsdp_conversion_plan         what would be done
- *     fsdp_conversion_write_plan   the plan as a file ...
- *   fsdp_conversion_apply      ... and the conversion of such a file, if it still has that plan
+ *     fsdp_conversion_plan         returns the plan
+ *     fsdp_conversion_write_plan   writes the plan into a file
+ *   fsdp_conversion_apply      opens the conversion of such a file, if it still has that plan
  *     fsdp_conversion_run          moves, checks and publishes, once
- *     fsdp_conversion_result       the files that were written, with their digests
- *     fsdp_conversion_write_digests
- *   fsdp_conversion_close
+ *     fsdp_conversion_result       visits the files that were written, with their digests
+ *     fsdp_conversion_write_digests   writes digests next to the result
+ *   fsdp_conversion_close      closes the source and frees the plan
+ *
+ *   fsdp_checkpoint_map        gives an opened checkpoint the names of another framework
  *
  * The source is opened once, by open or apply, and read until the close.
  */
@@ -128,53 +130,22 @@ typedef struct fsdp_convert_opts {
     fsdp_watch watch;
 } fsdp_convert_opts;
 
-/* --- the options as data --- */
+/* --- a conversion in one call --- */
 
-/* The type of an option's member. */
-typedef enum fsdp_option_kind {
-    FSDP_OPTION_TEXT,          /* const char * */
-    FSDP_OPTION_PATH,          /* const char *; plans have it absolute */
-    FSDP_OPTION_WORD,          /* an enumerator, the number of a word */
-    FSDP_OPTION_INT,
-    FSDP_OPTION_BYTES,         /* int64_t */
-    FSDP_OPTION_FLAG,          /* bool */
-    FSDP_OPTION_LIST,          /* const char *const *, and its size_t at count_offset */
-    FSDP_OPTION_MESH           /* const fsdp_mesh * */
-} fsdp_option_kind;
+/* Converts `from` to `to`, which must not exist (FSDP_ERR_EXISTS) unless opts->overwrite. The result is
+ * read back and compared by hash before it is published, unless opts->skip_verify; it appears whole or not
+ * at all. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert(const char *from, const char *to,
+                                                          const fsdp_convert_opts *opts, fsdp_error *err);
 
-/* Parts of a help page. */
-typedef enum fsdp_option_group {
-    FSDP_OPTIONS_SOURCE = 1,
-    FSDP_OPTIONS_TAKEN,
-    FSDP_OPTIONS_NAMES,
-    FSDP_OPTIONS_NUMBERS,
-    FSDP_OPTIONS_TARGET,
-    FSDP_OPTIONS_SAFETY,
-    FSDP_OPTIONS_RUNNING
-} fsdp_option_group;
+/* Returns the name of a format that can be written, "fsdp" first; NULL after the last. */
+FSDP_API const char *fsdp_convert_format_at(size_t i);
+/* Returns the format that the suffix of a path stands for; "hf" for any other path. */
+FSDP_API const char *fsdp_convert_format_of(const char *path);
 
-typedef struct fsdp_convert_option {
-    const char *name;          /* "world-size"; NULL: it is not typed under a name of its own */
-    const char *member;        /* "world_size", in a plan; NULL: it does not decide the result */
-    fsdp_option_kind kind;
-    size_t offset, count_offset;       /* in fsdp_convert_opts */
-    const char *const *words;  /* the values that there are, up to NULL */
-    const char *(*word_at)(size_t i);  /* in place of words, where another list has them */
-    int first_word;            /* words before it stand for an option that is not given */
-    bool takes_others;         /* TEXT: values besides the words are checked later */
-    int64_t least, most;       /* INT and BYTES, when they are given */
-    bool is_optional;          /* in a plan only if it is given, so that other plans keep their hash */
-    bool is_negated;           /* FLAG: a plan has the opposite */
-    fsdp_option_group group;
-    bool is_usual;             /* on the first page of help */
-    size_t capability;         /* in fsdp_caps: of the formats that take it; 0: all do */
-    bool or_map;               /* all do with a map */
-    const char *value, *help;  /* "N", NULL for a flag; "ranks of the result" */
-} fsdp_convert_option;
-
-/* Returns a row of the table that command lines, plans and their pages are made of: those of a plan first, in
- * its order. NULL after the last. */
-FSDP_API const fsdp_convert_option *fsdp_convert_option_at(size_t i);
+/* Returns the name of a dtype that tensors can be cast to; NULL after the last. Options also take the other
+ * names of fsdp_dtype_from_typed. */
+FSDP_API const char *fsdp_castable_at(size_t i);
 
 /* --- plans --- */
 
@@ -259,67 +230,50 @@ typedef struct fsdp_convert_plan {
     void *memory;              /* private: of the lists */
 } fsdp_convert_plan;
 
-/* The formats that can be written, "fsdp" first; NULL after the last. */
-FSDP_API const char *fsdp_convert_format_at(size_t i);
-/* The format that the suffix of a path stands for; "hf" for any other path. */
-FSDP_API const char *fsdp_convert_format_of(const char *path);
-
-/* The dtypes that tensors can be cast to; NULL after the last. Options also take the
- * other names of fsdp_dtype_from_typed. */
-FSDP_API const char *fsdp_castable_at(size_t i);
-
-/* Converts `from` to `to`, which must not exist (FSDP_ERR_EXISTS) unless opts->overwrite. The result is
- * read back and compared by hash before it is published, unless opts->skip_verify; it appears whole or not
- * at all. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert(const char *from, const char *to,
-                                                          const fsdp_convert_opts *opts, fsdp_error *err);
-
 /* --- a conversion in steps --- */
 
 typedef struct fsdp_conversion fsdp_conversion;
 
-/* Opens the source and plans; fails as the conversion would before its first byte. Strings and lists of opts
- * are borrowed until the close. The caller closes the conversion in any case: after a failure it has the
- * plan as far as it was made, or is NULL. */
+/* Opens the source and plans; writes nothing, and fails as a run would before its first byte. Borrows strings
+ * and lists of opts until the close. The caller closes the conversion in any case: after a failure it is NULL,
+ * or has the plan as far as it was made. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_open(const char *from, const char *to,
                                                        const fsdp_convert_opts *opts,
                                                        fsdp_conversion **conversion_out, fsdp_error *err);
 
-/* Opens the conversion of a plan that fsdp_conversion_write_plan wrote; paths and options come from the file,
- * except those of opts about how the work is done: access, threads, memory, rate, direct, fsync,
- * verification, resume, cast and watch. FSDP_ERR_NOT_FOUND: no plan is there. FSDP_ERR_DAMAGED: it is
- * damaged, of a newer version, or another plan than the one that would be made now; the message names the
- * source file that has changed. Closed as after fsdp_conversion_open. */
+/* Opens the conversion of a plan that fsdp_conversion_write_plan wrote. Takes paths and options from the file,
+ * and from opts how the work is done: access, threads, memory, rate, direct, fsync, verification, resume,
+ * cast and watch. FSDP_ERR_NOT_FOUND: no plan is there. FSDP_ERR_DAMAGED: the plan is damaged or of a newer
+ * version, or differs from the one that would be made now; the message names the source file that has
+ * changed. The caller closes the conversion as after fsdp_conversion_open. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_apply(const char *path, const fsdp_convert_opts *opts,
                                                         fsdp_conversion **conversion_out, fsdp_error *err);
 
+/* Returns the plan, which lives until the close; NULL for NULL. */
 FSDP_API const fsdp_convert_plan *fsdp_conversion_plan(const fsdp_conversion *conversion);
 
-/*
- * Writes the plan with all details as JSON (docs/formats.md): source files with size and time, options,
+/* Writes the plan with all details as JSON (docs/formats.md): source files with size and time, options,
  * outputs with their parts. Equal sources, paths and options give equal bytes; the file appears whole or not
- * at all.
- * FSDP_ERR_EXISTS when `path` exists and is no plan. Before the run.
- */
+ * at all. FSDP_ERR_EXISTS when `path` exists and is not a plan. Call before the run. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_write_plan(fsdp_conversion *conversion, const char *path,
                                                              fsdp_error *err);
 
-/* Converts as fsdp_checkpoint_convert does, once. */
+/* Converts as planned. Call once. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_run(fsdp_conversion *conversion, fsdp_error *err);
 
-/*
- * Visits the files of the result, after the run, with their SHA-256, in order of their names, which are as
- * sha256sum prints them in the directory that holds it. name and digest live for the callback.
- */
+/* Gets a file of the result: its name as sha256sum prints it in the directory that holds the result. name and
+ * digest live for the call. */
 typedef void (*fsdp_file_digest_visit)(void *context, const char *name, const uint8_t digest[32]);
+/* Visits the files of the result with their SHA-256, in the order of their names. Call after the run. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_result(fsdp_conversion *conversion,
                                                          fsdp_file_digest_visit visit, void *context,
                                                          fsdp_error *err);
 
-/* Writes the digest file TO.xxh3 next to the result, after the run. */
+/* Writes the digest file TO.xxh3 next to the result. Call after the run. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_write_digests(fsdp_conversion *conversion, fsdp_error *err);
 
-FSDP_API void fsdp_conversion_close(fsdp_conversion *conversion);    /* accepts NULL */
+/* Closes the source and frees the plan; accepts NULL. */
+FSDP_API void fsdp_conversion_close(fsdp_conversion *conversion);
 
 /* --- names of another framework without a conversion --- */
 
@@ -331,11 +285,59 @@ typedef struct fsdp_map_opts {
                                 * NULL: none */
 } fsdp_map_opts;
 
-/* Replaces the opened checkpoint by itself under the names of the other side of the map, as a conversion with
- * the map has it: tensors are computed while they are read, and quantized ones of GGUF are their numbers.
- * Tensors that no rule takes stay. The checkpoint is closed and NULL after a failure. */
+/* Renames an opened checkpoint to the other side of the map, as a conversion with the map does: *checkpoint
+ * becomes one whose tensors are computed while they are read, and whose quantized tensors of GGUF are their
+ * numbers. Tensors that no rule takes stay. After a failure *checkpoint is closed and NULL. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_map(fsdp_checkpoint **checkpoint, const fsdp_map_opts *opts,
                                                       fsdp_error *err);
+
+/* --- the options as data --- */
+
+/* The type of an option's member. */
+typedef enum fsdp_option_kind {
+    FSDP_OPTION_TEXT,          /* const char * */
+    FSDP_OPTION_PATH,          /* const char *; plans have it absolute */
+    FSDP_OPTION_WORD,          /* an enumerator, the number of a word */
+    FSDP_OPTION_INT,
+    FSDP_OPTION_BYTES,         /* int64_t */
+    FSDP_OPTION_FLAG,          /* bool */
+    FSDP_OPTION_LIST,          /* const char *const *, and its size_t at count_offset */
+    FSDP_OPTION_MESH           /* const fsdp_mesh * */
+} fsdp_option_kind;
+
+/* Parts of a help page. */
+typedef enum fsdp_option_group {
+    FSDP_OPTIONS_SOURCE = 1,
+    FSDP_OPTIONS_TAKEN,
+    FSDP_OPTIONS_NAMES,
+    FSDP_OPTIONS_NUMBERS,
+    FSDP_OPTIONS_TARGET,
+    FSDP_OPTIONS_SAFETY,
+    FSDP_OPTIONS_RUNNING
+} fsdp_option_group;
+
+typedef struct fsdp_convert_option {
+    const char *name;          /* "world-size"; NULL: it is not typed under a name of its own */
+    const char *member;        /* "world_size", in a plan; NULL: it does not decide the result */
+    fsdp_option_kind kind;
+    size_t offset, count_offset;       /* in fsdp_convert_opts */
+    const char *const *words;  /* the values that there are, up to NULL */
+    const char *(*word_at)(size_t i);  /* in place of words, where another list has them */
+    int first_word;            /* words before it stand for an option that is not given */
+    bool takes_others;         /* TEXT: values besides the words are checked later */
+    int64_t least, most;       /* INT and BYTES, when they are given */
+    bool is_optional;          /* in a plan only if it is given, so that other plans keep their hash */
+    bool is_negated;           /* FLAG: a plan has the opposite */
+    fsdp_option_group group;
+    bool is_usual;             /* on the first page of help */
+    size_t capability;         /* in fsdp_caps: of the formats that take it; 0: all do */
+    bool or_map;               /* all do with a map */
+    const char *value, *help;  /* "N", NULL for a flag; "ranks of the result" */
+} fsdp_convert_option;
+
+/* Returns a row of the table of options, of which command lines, plans and their pages are made: rows of a
+ * plan first, in its order. NULL after the last. */
+FSDP_API const fsdp_convert_option *fsdp_convert_option_at(size_t i);
 
 #ifdef __cplusplus
 }
