@@ -235,17 +235,17 @@ typedef struct fsdp_convert_plan {
 typedef struct fsdp_conversion fsdp_conversion;
 
 /* Opens the source and plans; writes nothing, and fails as a run would before its first byte. Borrows strings
- * and lists of opts until the close. The caller closes the conversion in any case: after a failure it is NULL,
- * or has the plan as far as it was made. */
+ * and lists of opts until the close. The caller closes the conversion in any case: after a failure it is
+ * NULL, or has the plan as far as it was made. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_open(const char *from, const char *to,
                                                        const fsdp_convert_opts *opts,
                                                        fsdp_conversion **conversion_out, fsdp_error *err);
 
-/* Opens the conversion of a plan that fsdp_conversion_write_plan wrote. Takes paths and options from the file,
- * and from opts how the work is done: access, threads, memory, rate, direct, fsync, verification, resume,
- * cast and watch. FSDP_ERR_NOT_FOUND: no plan is there. FSDP_ERR_DAMAGED: the plan is damaged or of a newer
- * version, or differs from the one that would be made now; the message names the source file that has
- * changed. The caller closes the conversion as after fsdp_conversion_open. */
+/* Opens the conversion of a plan that fsdp_conversion_write_plan wrote. Takes paths and options from the
+ * file, and from opts how the work is done: access, threads, memory, rate, direct, fsync, verification,
+ * resume, cast and watch. FSDP_ERR_NOT_FOUND: no plan is there. FSDP_ERR_DAMAGED: the plan is damaged or of
+ * a newer version, or differs from the one that would be made now; the message names the source file that
+ * has changed. The caller closes the conversion as after fsdp_conversion_open. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_apply(const char *path, const fsdp_convert_opts *opts,
                                                         fsdp_conversion **conversion_out, fsdp_error *err);
 

@@ -66,13 +66,13 @@ static const struct argp_option options[] = {
     {"atol", KEY_ATOL, "X", 0, "equal when |a - b| <= X ...", 0},
     {"rtol", KEY_RTOL, "X", 0, "... + X * |b|", 0},
     {"ulp", KEY_ULP, "N", 0, "equal when at most N steps of their dtype apart", 0},
-    {"keys-only", KEY_KEYS, NULL, 0, "names, dtypes and shapes; reads no data", 0},
+    {"keys-only", KEY_KEYS, NULL, 0, "compare names, dtypes and shapes; read no data", 0},
     {"top", KEY_TOP, "N", 0, "show the N largest differences (default 20; 0: all)", 0},
     {"map", KEY_MAP, "MAP", 0,
-     "names of A in B: a map as in fsdp-convert, or a file of s/REGEX/NEW/", 0},
+     "give A the names of B: a map as in fsdp-convert, or a file of s/REGEX/NEW/", 0},
     {"rename", KEY_RENAME, "s/RE/NEW/", 0, "rename before the comparison, in order", 0},
-    {"size", KEY_SIZE, "NAME=N", 0, "a size that the map needs, such as heads=32", 0},
-    {"variant", KEY_VARIANT, "NAME", 0, "the files model.NAME.safetensors, of A or B or both", 0},
+    {"size", KEY_SIZE, "NAME=N", 0, "give a size that the map needs, such as heads=32", 0},
+    {"variant", KEY_VARIANT, "NAME", 0, "read files model.NAME.safetensors, of A or B or both", 0},
     {"color", KEY_COLOR, "WHEN", 0, "auto (default), always or never", 0},
     {"plot", KEY_PLOT, "FILE", 0, "write the largest differences as a picture (SVG)", 0},
     {0}};
@@ -115,7 +115,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (state->arg_num < 2)
             cli_usage_error("two checkpoints are expected, A and B");
         if (opts->size_count > 0 && opts->map_count == 0)
-            cli_usage_error("--size is a size of a map: --map names it");
+            cli_usage_error("--size gives a number to a map; add --map");
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
@@ -257,7 +257,10 @@ static fsdp_status read_map(diff_options *opts, const char *path, fsdp_error *er
     }
     if (is_framework ? opts->map != NULL : opts->map_text != NULL) {
         free(text);
-        return fsdp_fail(err, FSDP_ERR_USAGE, "--map '%s' is the second map of its kind", path);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot use --map '%s': it is the second of its kind; give at most a map "
+                         "of a framework and a file of rules",
+                         path);
     }
     if (!is_framework)
         return take_rules(opts, text, path, err);

@@ -49,16 +49,16 @@ enum {
 };
 
 static const struct argp_option options[] = {
-    {"quick", KEY_QUICK, NULL, 0, "manifest, file sizes and shard indexes only", 0},
-    {"deep", KEY_DEEP, NULL, 0, "also: the view, NaN and Inf, optimizer fits model", 0},
+    {"quick", KEY_QUICK, NULL, 0, "check manifest, file sizes and shard indexes only", 0},
+    {"deep", KEY_DEEP, NULL, 0, "also check the view, NaN and Inf, optimizer against model", 0},
     {"repair", KEY_REPAIR, NULL, 0, "rewrite a lost or wrong index.h5, if data is good", 0},
     {"like", KEY_LIKE, "MODEL", 0,
-     "also: every tensor of MODEL (a checkpoint, or its config.json) is there, with its shape and "
-     "values that training leaves",
+     "also check that every tensor of MODEL (a checkpoint, or its config.json) is there, with its "
+     "shape and values that training leaves",
      0},
     {"write-digests", KEY_WRITE_DIGESTS, NULL, 0,
-     "leave PATH.xxh3 next to a good checkpoint, which later calls compare", 0},
-    {"variant", KEY_VARIANT, "NAME", 0, "of PATH the files model.NAME.safetensors", 0},
+     "write PATH.xxh3 next to a good checkpoint, for later calls to compare", 0},
+    {"variant", KEY_VARIANT, "NAME", 0, "read the files model.NAME.safetensors of PATH", 0},
     {"latest", KEY_LATEST, NULL, 0, "print the newest good checkpoint of the run PATH", 0},
     {0}};
 

@@ -825,17 +825,17 @@ enum {
 };
 
 static const struct argp_option options[] = {
-    {"long", 'l', NULL, 0, "one line per entry", 0},
-    {"shards", KEY_SHARDS, NULL, 0, "files, and the boxes that each rank holds", 0},
-    {"tree", KEY_TREE, NULL, 0, "names as a tree", 0},
-    {"config", KEY_CONFIG, NULL, 0, "the values that are not tensors", 0},
-    {"stats", KEY_STATS, NULL, 0, "reads the data: min, max, mean, NaN, Inf of float tensors", 0},
-    {"hist", KEY_HIST, NULL, 0, "reads the data: magnitudes of float tensors", 0},
-    {"digest", KEY_DIGEST, "sha256", 0, "reads the data: digests of whole tensors", 0},
-    {"sort", KEY_SORT, "KEY", 0, "order (as saved), name or size", 0},
-    {"map", KEY_MAP, "MAP", 0, "under the names of another framework, as fsdp-convert has it", 0},
-    {"size", KEY_SIZE, "NAME=N", 0, "a size that the map needs, such as heads=32", 0},
-    {"variant", KEY_VARIANT, "NAME", 0, "of PATH the files model.NAME.safetensors", 0},
+    {"long", 'l', NULL, 0, "show one line per entry", 0},
+    {"shards", KEY_SHARDS, NULL, 0, "show files, and the boxes that each rank holds", 0},
+    {"tree", KEY_TREE, NULL, 0, "show names as a tree", 0},
+    {"config", KEY_CONFIG, NULL, 0, "show the values that are not tensors", 0},
+    {"stats", KEY_STATS, NULL, 0, "read the data: min, max, mean, NaN, Inf of float tensors", 0},
+    {"hist", KEY_HIST, NULL, 0, "read the data: magnitudes of float tensors", 0},
+    {"digest", KEY_DIGEST, "sha256", 0, "read the data: digests of whole tensors", 0},
+    {"sort", KEY_SORT, "KEY", 0, "sort by order (as saved), name or size", 0},
+    {"map", KEY_MAP, "MAP", 0, "show the names of another framework, as in fsdp-convert", 0},
+    {"size", KEY_SIZE, "NAME=N", 0, "give a size that the map needs, such as heads=32", 0},
+    {"variant", KEY_VARIANT, "NAME", 0, "read the files model.NAME.safetensors of PATH", 0},
     {0}};
 
 static const char *const sort_keys[] = {
@@ -883,7 +883,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         if (opts->path_count == 0)
             cli_usage_error("PATH is missing");
         if (opts->map.size_count > 0 && !opts->map.map)
-            cli_usage_error("--size is a size of a map: --map names it");
+            cli_usage_error("--size gives a number to a map; add --map");
         if (opts->mode == LS_SUMMARY)
             opts->mode = opts->usual;
         if (opts->mode == LS_TREE && !opts->sort_given)
