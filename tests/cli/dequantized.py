@@ -200,7 +200,7 @@ def modules_keep_what_their_configs_say():
 
 @case
 def models_that_lack_tensors():
-    """The model is compared with config.json without its quantization, on the way to other names, too."""
+    """The model is compared with config.json without its quantization, where it is copied and on the way to other names."""
     config = blocks([128, 128]) | {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 16,
         "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -218,6 +218,9 @@ def models_that_lack_tensors():
         done = subprocess.run([BUILD / "bin" / "fsdp-convert", "-q", "model", "out.gguf", "--dequant", "f32",
                                "--overwrite"], capture_output=True, text=True, timeout=60)
         assert done.returncode == status, (lost, done.returncode, done.stderr)
+        assert lost is None or "1 missing: 'model.norm.weight'" in done.stderr, done.stderr
+        done = convert("--dequant", "f32")
+        assert done.returncode == status, (lost, done)
         assert lost is None or "1 missing: 'model.norm.weight'" in done.stderr, done.stderr
 
 
