@@ -200,7 +200,7 @@ def modules_keep_what_their_configs_say():
 
 @case
 def models_that_lack_tensors():
-    """The model is compared with config.json without its quantization, where it is copied and on the way to other names."""
+    """The model is compared with config.json without its quantization, copied or not."""
     config = blocks([128, 128]) | {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 16,
         "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
