@@ -5,6 +5,7 @@
 #include "statedict/models/config.h"
 #include "statedict/models/rope.h"
 
+#include <math.h>
 #include <string.h>
 
 /* llama.cpp's numbers for "mostly of this type". */
@@ -60,6 +61,18 @@ static fsdp_status add_pairs(fsdp_derivation *derivation, const fsdp_named_value
                : FSDP_OK;
 }
 
+/* The base of rotary positions, which config.json may leave to the default of the family; NAN: none. */
+static double find_base(const fsdp_named_values *pairs)
+{
+    static const char key[] = ".rope.freq_base";
+    for (size_t i = 0; i < pairs->count; i++) {
+        const char *at = strchr(pairs->items[i].name, '.');
+        if (at && strcmp(at, key) == 0 && pairs->items[i].value.kind == FSDP_VALUE_F64)
+            return pairs->items[i].value.as.f64;
+    }
+    return NAN;
+}
+
 static fsdp_status add_factors(fsdp_derivation *derivation, const char *name, const float *factors,
                                size_t count, fsdp_error *err)
 {
@@ -87,7 +100,7 @@ static fsdp_status add_list(fsdp_derivation *derivation, const char *name, const
 
 /* llama.cpp reads the scaling of rotary frequencies from tensors. */
 static fsdp_status add_rope(fsdp_derivation *derivation, const fsdp_config_file *config,
-                            fsdp_error *err)
+                            const fsdp_named_values *pairs, fsdp_error *err)
 {
     float divisors[FSDP_ROPE_MOST];
     int count = 0;
@@ -97,6 +110,8 @@ static fsdp_status add_rope(fsdp_derivation *derivation, const fsdp_config_file 
         FSDP_TRY(add_list(derivation, "rope_factors_long.weight", rope.long_factor, err));
         return add_list(derivation, "rope_factors_short.weight", rope.short_factor, err);
     }
+    if (!(rope.theta > 0))
+        rope.theta = find_base(pairs);
     FSDP_TRY(fsdp_rope_divisors(&rope, &config->json, divisors, &count, err));
     return count == 0 ? FSDP_OK
                       : add_factors(derivation, "rope_freqs.weight", divisors, (size_t)count, err);
@@ -144,7 +159,7 @@ fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype 
     if (st == FSDP_OK)
         st = add_pairs(derivation, &pairs, dtype, err);
     if (st == FSDP_OK)
-        st = add_rope(derivation, request->config, err);
+        st = add_rope(derivation, request->config, &pairs, err);
     fsdp_named_values_release(&pairs);
     if (st == FSDP_OK)
         return fsdp_derivation_finish(derivation, checkpoint, err);

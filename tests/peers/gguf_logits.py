@@ -7,6 +7,7 @@ scaled rotary frequencies, so the models here have none; unit_map compares those
 it does not read come back as transformers' model, and their tensors have the names of gguf-py.
 """
 
+import json
 import re
 import subprocess
 import tempfile
@@ -183,7 +184,26 @@ def long_contexts(folder):
     assert torch.equal(logits(loaded), logits(model))
 
 
+def scale_by_default(folder):
+    """Divisors of rotary frequencies count from the base that transformers has where config.json has none."""
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 1024}
+    config = transformers.MixtralConfig(**SIZES, num_local_experts=3,
+                                        rope_parameters={**rope, "rope_theta": 1e6})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(folder / "hf")
+    written = json.loads((folder / "hf/config.json").read_text())
+    (folder / "hf/config.json").write_text(json.dumps({**written, "rope_parameters": rope}))
+    subprocess.run([CONVERT, folder / "hf", folder / "model.gguf", "-q"], check=True)
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(folder / "model.gguf").tensors}
+    scaled = model.model.rotary_emb.inv_freq
+    usual = 1e6 ** -(torch.arange(0, len(scaled)) / len(scaled))
+    assert torch.allclose(torch.tensor(tensors["rope_freqs.weight"]), usual / scaled, rtol=1e-4)
+
+
 def main():
+    with tempfile.TemporaryDirectory() as folder:
+        scale_by_default(Path(folder))
     with tempfile.TemporaryDirectory() as folder:
         long_contexts(Path(folder))
     for name in CIRCLES:
