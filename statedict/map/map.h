@@ -9,14 +9,12 @@
  *   map_file.c     text -> rules                       map_pattern.c  names with {variables}
  *   map_frames.c   rules for further names: frames, single rows, a key above the model
  *   map_size.c     sizes: expressions over numbers of the checkpoint and of config.json
- *   map_apply.c    names -> bindings of the variables, rule by rule; map_bindings.c has their lists
- *   map_steps.c    the steps of a rule -> derived tensors
- *   map_choice.c   the map of a conversion
+ *   map_apply.c    names -> bindings of the variables, rule by rule; the steps of a rule -> derived tensors
+ *   map_choice.c   the map of a conversion: the user's, a built-in one (texts in builtin/), or "hub",
+ *                  whose rules are those of the model's class, in hub_names.txt
  *   map_config.c   a config.json for a source without one
  *   map_opened.c   fsdp_checkpoint_map: an opened checkpoint under other names
  *   map_gguf.c     the key-value pairs of a GGUF file; map_megatron.c: the objects of a Megatron checkpoint
- *   map_builtin.c  built-in maps, whose texts are in builtin/
- *   map_hub.c      the map "hub", whose rules are those of the model's class, in hub_names.txt
  *
  * Local; one thread. Callers: convert, and tools through fsdp_checkpoint_map.
  */
@@ -82,7 +80,7 @@ bool fsdp_map_takes_moment(const fsdp_map *map, bool from_right, const fsdp_entr
 fsdp_status fsdp_map_apply(const fsdp_map *map, bool from_right, const fsdp_map_call *call,
                            fsdp_checkpoint **checkpoint, fsdp_error *err);
 
-/* --- map_builtin.c --- */
+/* --- map_choice.c --- */
 
 /* A built-in map, whose sides are known before its text is read. */
 typedef struct fsdp_builtin_map {
@@ -95,18 +93,6 @@ typedef struct fsdp_builtin_map {
 /* NULL behind the last. */
 const fsdp_builtin_map *fsdp_map_builtin_at(size_t i);
 fsdp_status fsdp_map_builtin(const char *name, fsdp_map **map_out, fsdp_error *err);
-
-/* --- map_hub.c --- */
-
-extern const char fsdp_map_hub_name[];   /* "hub" */
-
-/* Whether the names that transformers has in memory are those of the hub, for a class of models. */
-typedef enum fsdp_hub_names { FSDP_HUB_UNKNOWN, FSDP_HUB_SAME, FSDP_HUB_OTHERS } fsdp_hub_names;
-fsdp_hub_names fsdp_map_hub_knows(const char *class_name);
-/* The map of the class. FSDP_ERR_USAGE: it is not known, or its names are equal. */
-fsdp_status fsdp_map_hub(const char *class_name, fsdp_map **map_out, fsdp_error *err);
-
-/* --- map_choice.c --- */
 
 typedef struct fsdp_map_request {
     fsdp_io *io;

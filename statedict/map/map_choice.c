@@ -1,14 +1,132 @@
 /* The map of a conversion: the one that the user names, or one that fits source and target. See map.h. */
 #include "statedict/map/map_config.h"
-#include "statedict/map/map_rules.h"
-
 #include "statedict/checkpoint/checkpoint_internal.h"
+#include "statedict/map/hub_names.h"
+#include "statedict/map/map.h"
+#include "statedict/map/map_rules.h"
+#include "statedict/map/map_texts.h"
 #include "statedict/models/config.h"
 #include "statedict/select/drop_rules.h"
 #include "statedict/select/model_part.h"
 
 #include <stdio.h>
 #include <string.h>
+
+/* === built-in maps ============================================================================ */
+
+const fsdp_builtin_map *fsdp_map_builtin_at(size_t i)
+{
+    return i < sizeof builtin_maps / sizeof *builtin_maps ? &builtin_maps[i] : NULL;
+}
+
+fsdp_status fsdp_map_builtin(const char *name, fsdp_map **map_out, fsdp_error *err)
+{
+    const fsdp_builtin_map *map;
+    fsdp_text names = {0};
+    for (size_t i = 0; (map = fsdp_map_builtin_at(i)) != NULL; i++) {
+        if (strcmp(map->name, name) == 0) {
+            fsdp_text_release(&names);
+            FSDP_TRY(fsdp_map_parse(map->text, strlen(map->text), name, map_out, err));
+            (*map_out)->types = map->types[0] ? map->types : NULL;
+            return FSDP_OK;
+        }
+        fsdp_text_addf(&names, "%s%s", i > 0 ? ", " : "", map->name);
+    }
+    (void)fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                    "'%s' is neither a file nor a built-in map; built-in maps are %.*s", name,
+                    (int)names.size, names.data ? names.data : "");
+    fsdp_text_release(&names);
+    return FSDP_ERR_NOT_FOUND;
+}
+
+/* === the names of the hub ===================================================================== */
+
+/*
+ * The map "hub": the names that transformers 5 has in memory, on its left, and those that it writes into
+ * files for the hub, for the class of the model in config.json. See map.h.
+ *
+ * Its rules are data: hub_names.txt, which tests/peers/hub_names.py makes of transformers' own conversions. A
+ * line "same CLASS ..." has classes whose names are equal; lines "for CLASS ..." begin the rules of classes.
+ */
+
+/* Whether the names that transformers has in memory are those of the hub, for a class of models. */
+typedef enum fsdp_hub_names { FSDP_HUB_UNKNOWN, FSDP_HUB_SAME, FSDP_HUB_OTHERS } fsdp_hub_names;
+
+static const char hub_name[] = "hub";
+
+static const char *end_of(const char *line)
+{
+    return line + strcspn(line, "\n");
+}
+
+static const char *next_of(const char *line)
+{
+    const char *end = end_of(line);
+    return *end ? end + 1 : end;
+}
+
+/* True when the line begins with the word, and has the class after it. */
+static bool lists(const char *line, const char *word, const char *class_name)
+{
+    size_t size = strlen(class_name), begin = strlen(word);
+    const char *end = end_of(line);
+    if (strncmp(line, word, begin) != 0)
+        return false;
+    for (const char *at = line + begin; at < end; at += strcspn(at, " \n") + 1)
+        if (strcspn(at, " \n") == size && memcmp(at, class_name, size) == 0)
+            return true;
+    return false;
+}
+
+static bool begins_rules(const char *line)
+{
+    return strncmp(line, "for ", 4) == 0;
+}
+
+/* The rules of the class up to its end; NULL: it has none. */
+static const char *find_rules(const char *class_name, size_t *size_out)
+{
+    const char *line = hub_names;
+    while (*line && !lists(line, "for ", class_name))
+        line = next_of(line);
+    while (begins_rules(line))
+        line = next_of(line);
+    const char *end = line;
+    while (*end && !begins_rules(end))
+        end = next_of(end);
+    *size_out = (size_t)(end - line);
+    return *line ? line : NULL;
+}
+
+static fsdp_hub_names map_hub_knows(const char *class_name)
+{
+    size_t size;
+    for (const char *line = hub_names; *line; line = next_of(line))
+        if (lists(line, "same ", class_name))
+            return FSDP_HUB_SAME;
+    return class_name[0] && find_rules(class_name, &size) ? FSDP_HUB_OTHERS : FSDP_HUB_UNKNOWN;
+}
+
+/* The map of the class. FSDP_ERR_USAGE: it is not known, or its names are equal. */
+static fsdp_status map_hub(const char *class_name, fsdp_map **map_out, fsdp_error *err)
+{
+    size_t size = 0;
+    const char *rules = class_name[0] ? find_rules(class_name, &size) : NULL;
+    fsdp_text text = {0};
+    if (!rules)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "no names of the hub are known for the class '%s', the first of "
+                         "'architectures' in config.json (--copy-from DIR names its directory)",
+                         class_name);
+    fsdp_text_addf(&text, "left transformers-5\nright hub\nkeep others\n");
+    fsdp_text_add(&text, rules, size);
+    fsdp_status st = text.failed ? fsdp_fail_memory(err, "a map")
+                                 : fsdp_map_parse(text.data, text.size, hub_name, map_out, err);
+    fsdp_text_release(&text);
+    return st;
+}
+
+/* === the map of a conversion ================================================================== */
 
 /* --- what a map is applied with ----------------------------------------------------------------- */
 
@@ -69,8 +187,8 @@ static fsdp_status open_map(const map_choice *choice, const char *name, fsdp_map
                             fsdp_error *err)
 {
     fsdp_io *io = choice->request->io;
-    bool is_hub = strcmp(name, fsdp_map_hub_name) == 0;
-    fsdp_status st = is_hub ? fsdp_map_hub(choice->kind.class_name, map_out, err)
+    bool is_hub = strcmp(name, hub_name) == 0;
+    fsdp_status st = is_hub ? map_hub(choice->kind.class_name, map_out, err)
                             : fsdp_map_builtin(name, map_out, err);
     if (st == FSDP_ERR_NOT_FOUND && (strchr(name, '/') || fsdp_io_exists(io, name)))
         st = fsdp_map_open(io, name, map_out, err);
@@ -174,12 +292,12 @@ static bool is_for_loaders(const map_choice *choice)
  * of files already. */
 static fsdp_status find_hub(const map_choice *choice, map_way *way, fsdp_error *err)
 {
-    if (fsdp_map_hub_knows(choice->kind.class_name) == FSDP_HUB_SAME) {
+    if (map_hub_knows(choice->kind.class_name) == FSDP_HUB_SAME) {
         way->is_short = true;
         return FSDP_OK;
     }
     const fsdp_sd *sd = choice->from->manifest.sd;
-    FSDP_TRY(open_map(choice, fsdp_map_hub_name, &way->map, err));
+    FSDP_TRY(open_map(choice, hub_name, &way->map, err));
     fsdp_map_match left = fsdp_map_compare(way->map, false, sd, &choice->call);
     fsdp_map_match right = fsdp_map_compare(way->map, true, sd, &choice->call);
     way->from_right = right.taken > left.taken;
@@ -201,7 +319,7 @@ static fsdp_status has_hub_names(const map_choice *choice, bool *has_out, fsdp_e
     fsdp_map *map = NULL;
     const fsdp_open_opts opts = {.format = "safetensors"};
     *has_out = false;
-    fsdp_status st = fsdp_map_hub(choice->kind.class_name, &map, err);
+    fsdp_status st = map_hub(choice->kind.class_name, &map, err);
     if (st == FSDP_OK && dir &&
         fsdp_foreign_open(choice->request->io, dir, &opts, NULL, &beside, NULL) == FSDP_OK) {
         const fsdp_sd *sd = beside->manifest.sd;
@@ -220,7 +338,7 @@ static fsdp_status has_hub_names(const map_choice *choice, bool *has_out, fsdp_e
 /* Without a map by its name: the names of the hub, if the directory that the result is made like has them. */
 static fsdp_status try_hub(const map_choice *choice, map_way *way, fsdp_error *err)
 {
-    if (!is_for_loaders(choice) || fsdp_map_hub_knows(choice->kind.class_name) != FSDP_HUB_OTHERS)
+    if (!is_for_loaders(choice) || map_hub_knows(choice->kind.class_name) != FSDP_HUB_OTHERS)
         return FSDP_OK;
     bool has_names = false, is_short = way->is_short;
     FSDP_TRY(find_hub(choice, way, err));
@@ -248,7 +366,7 @@ static fsdp_status check_named(const map_choice *choice, const fsdp_map *map, fs
 /* The map that the user names: a built-in one, or a file. */
 static fsdp_status find_named(const map_choice *choice, map_way *way, fsdp_error *err)
 {
-    if (strcmp(choice->request->opts->map, fsdp_map_hub_name) == 0)
+    if (strcmp(choice->request->opts->map, hub_name) == 0)
         return find_hub(choice, way, err);
     FSDP_TRY(open_map(choice, choice->request->opts->map, &way->map, err));
     const fsdp_sd *sd = choice->from->manifest.sd;

@@ -154,7 +154,8 @@ void convert_add_next(fsdp_text *text, const fsdp_convert_plan *plan)
                    fsdp_checkpoint_open(plan->to, &open, &result, NULL) != FSDP_OK ||
                    fsdp_filter_create(include, exclude.data, &filter, NULL) != FSDP_OK ||
                    fsdp_sd_create(&names, NULL) != FSDP_OK ||
-                   !list_names(names, filter, plan, fsdp_checkpoint_sd(result));
+                   !list_names(names, filter, plan, fsdp_checkpoint_sd(result)) ||
+                   !find_name(names, true, NULL, false);
     for (int form = 0; form < (include ? 2 : 3) && !is_done; form++) {
         fsdp_text_release(&line);
         fsdp_text_release(&pattern);
