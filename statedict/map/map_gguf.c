@@ -98,18 +98,21 @@ static fsdp_status add_list(fsdp_derivation *derivation, const char *name, const
     return add_factors(derivation, name, factors, list->as.list.count, err);
 }
 
-/* llama.cpp reads the scaling of rotary frequencies from tensors. */
+/* llama.cpp reads the scaling of rotary frequencies from tensors, but not for all families. */
 static fsdp_status add_rope(fsdp_derivation *derivation, const fsdp_config_file *config,
                             const fsdp_named_values *pairs, fsdp_error *err)
 {
+    const fsdp_gguf_names *gguf = &config->architecture->gguf;
     float divisors[FSDP_ROPE_MOST];
     int count = 0;
     fsdp_rope rope;
     FSDP_TRY(fsdp_rope_read(&config->json, fsdp_config_name(config), &rope, err));
-    if (rope.kind == FSDP_ROPE_LONGROPE) {
+    if (gguf->has_long_factors && rope.kind == FSDP_ROPE_LONGROPE) {
         FSDP_TRY(add_list(derivation, "rope_factors_long.weight", rope.long_factor, err));
         return add_list(derivation, "rope_factors_short.weight", rope.short_factor, err);
     }
+    if (!gguf->has_factors)
+        return FSDP_OK;
     if (!(rope.theta > 0))
         rope.theta = find_base(pairs);
     FSDP_TRY(fsdp_rope_divisors(&rope, &config->json, divisors, &count, err));
