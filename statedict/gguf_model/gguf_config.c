@@ -386,19 +386,6 @@ static void take_numbers(model_config *config)
             }
 }
 
-static fsdp_status compute_fixed(const model_config *config, const fsdp_gguf_fixed *fixed,
-                                 int64_t layer, double *number_out, fsdp_error *err)
-{
-    char *rest = NULL;
-    int64_t whole = 0;
-    *number_out = strtod(fixed->number, &rest);
-    if (*rest == '\0')
-        return FSDP_OK;
-    FSDP_TRY(fsdp_formula_compute(&config->formulas, fixed->number, layer, &whole, err));
-    *number_out = (double)whole;
-    return FSDP_OK;
-}
-
 static fsdp_status refuse_fixed(const model_config *config, const char *member, double number,
                                 double fixed, fsdp_error *err)
 {
@@ -419,7 +406,7 @@ static fsdp_status check_fixed_layers(const model_config *config, const fsdp_ggu
         double number = item->kind == FSDP_VALUE_I64    ? (double)item->as.i64
                         : item->kind == FSDP_VALUE_BOOL ? (double)item->as.boolean
                                                         : NAN;
-        FSDP_TRY(compute_fixed(config, fixed, (int64_t)i, &wanted, err));
+        FSDP_TRY(fsdp_formula_number(&config->formulas, fixed->number, (int64_t)i, &wanted, err));
         if (number != wanted)
             return fsdp_fail(
                 err, FSDP_ERR_USAGE,
@@ -441,7 +428,7 @@ static fsdp_status check_fixed(const model_config *config, fsdp_error *err)
             FSDP_TRY(check_fixed_layers(config, fixed, err));
             continue;
         }
-        FSDP_TRY(compute_fixed(config, fixed, 0, &wanted, err));
+        FSDP_TRY(fsdp_formula_number(&config->formulas, fixed->number, 0, &wanted, err));
         if (fsdp_config_number(&config->formulas, fixed->member, &number, NULL) == FSDP_OK &&
             number != wanted)
             return refuse_fixed(config, fixed->member, number, wanted, err);

@@ -222,19 +222,6 @@ static fsdp_status check_formulas(const fsdp_sd *sd, const fsdp_config *known, f
     return FSDP_OK;
 }
 
-static fsdp_status compute_fixed(const fsdp_config *known, const fsdp_gguf_fixed *fixed,
-                                 double *number_out, fsdp_error *err)
-{
-    char *rest = NULL;
-    int64_t whole = 0;
-    *number_out = strtod(fixed->number, &rest);
-    if (*rest == '\0')
-        return FSDP_OK;
-    FSDP_TRY(fsdp_formula_compute(known, fixed->number, 0, &whole, err));
-    *number_out = (double)whole;
-    return FSDP_OK;
-}
-
 /* A number that llama.cpp has a key for, and transformers computes some of the model with this one alone. */
 static fsdp_status check_fixed(const fsdp_sd *sd, const fsdp_config *known, fsdp_error *err)
 {
@@ -245,7 +232,7 @@ static fsdp_status check_fixed(const fsdp_sd *sd, const fsdp_config *known, fsdp
             double number;
             if (strcmp(gguf->fixed[f].member, gguf->keys[i].member) != 0)
                 continue;
-            FSDP_TRY(compute_fixed(known, &gguf->fixed[f], &number, err));
+            FSDP_TRY(fsdp_formula_number(known, gguf->fixed[f].number, 0, &number, err));
             if ((float)number_of(value) != (float)number)
                 return fsdp_fail(err, FSDP_ERR_USAGE,
                                  "cannot make a config.json from '%s.%s' %g, since transformers "
@@ -270,7 +257,7 @@ static fsdp_status add_fixed(const fsdp_config *known, fsdp_text *out, fsdp_erro
         bool is_usual = !member->otherwise || strcmp(member->otherwise, fixed->number) == 0;
         if (is_usual || strstr(fixed->number, "layer "))
             continue;
-        FSDP_TRY(compute_fixed(known, fixed, &number, err));
+        FSDP_TRY(fsdp_formula_number(known, fixed->number, 0, &number, err));
         if (fsdp_member_is_whole(member))
             add_whole(out, family, fixed->member, (int64_t)number);
         else

@@ -213,6 +213,19 @@ fsdp_status fsdp_formula_compute(const fsdp_config *config, const char *text, in
     return either(&f, value_out, err);
 }
 
+fsdp_status fsdp_formula_number(const fsdp_config *config, const char *text, int64_t layer,
+                                double *number_out, fsdp_error *err)
+{
+    char *rest = NULL;
+    int64_t whole = 0;
+    *number_out = strtod(text, &rest);
+    if (*rest == '\0')
+        return FSDP_OK;
+    FSDP_TRY(fsdp_formula_compute(config, text, layer, &whole, err));
+    *number_out = (double)whole;
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_formula_next_dim(const fsdp_config *config, const char **shape_at, int64_t layer,
                                   int64_t *value_out, fsdp_error *err)
 {

@@ -39,6 +39,9 @@ void fsdp_formula_sort(fsdp_config_value *list);
 /* FSDP_ERR_USAGE names a member that makes no sense. */
 fsdp_status fsdp_formula_compute(const fsdp_config *config, const char *formula, int64_t layer,
                                  int64_t *value_out, fsdp_error *err);
+/* Likewise for a text that may also be a real number. */
+fsdp_status fsdp_formula_number(const fsdp_config *config, const char *text, int64_t layer,
+                                double *number_out, fsdp_error *err);
 /* Computes one dim of "A, B, C" and moves *shape_at after it; *shape_at becomes NULL after the last. */
 fsdp_status fsdp_formula_next_dim(const fsdp_config *config, const char **shape_at, int64_t layer,
                                   int64_t *value_out, fsdp_error *err);
