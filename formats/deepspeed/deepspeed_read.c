@@ -1,4 +1,7 @@
-/* The directory of a tag as a source: bid, open, and the order in which files are read. See deepspeed.h. */
+/*
+ * The directory of a tag as a source, universal checkpoints included: bid, open, the names of its files, and
+ * the order in which they are read. See deepspeed.h.
+ */
 #include "formats/deepspeed/deepspeed.h"
 #include "base/data/box_internal.h"
 #include "base/text.h"

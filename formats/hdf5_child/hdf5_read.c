@@ -1,9 +1,8 @@
 /*
- * HDF5 files of other programs (h5py, Keras) as a source; hdf5_read.c finds the one in a .keras
- * file. A sandboxed child process runs libhdf5 on them (hdf5_session.c, hdf5_child.c) and lists
- * their contents. Plain bytes are then read
- * from the file as in any format; all others (chunked, compressed, virtual) are fetched from the
- * child box by box.
+ * HDF5 files of other programs (h5py, Keras) as a source, also the one in a .keras file. A sandboxed
+ * child process runs libhdf5 on them (hdf5_session.c, hdf5_child.c) and lists their contents. Plain bytes
+ * are then read from the file as in any format; all others (chunked, compressed, virtual) are fetched
+ * from the child box by box.
  */
 #include "base/data/box_internal.h"
 #include "base/core/bytes.h"

@@ -275,7 +275,7 @@ static fsdp_status compare(const fsdp_like_job *job, const fsdp_hf_model *before
     return FSDP_OK;
 }
 
-/* like.c: compares the model with that of the step before it in the same run, if there is one.
+/* Compares the model with that of the step before it in the same run, if there is one.
  * A step before that cannot be read says nothing about this one. */
 static fsdp_status like_check_step(fsdp_like_job *job, fsdp_error *err)
 {
@@ -855,7 +855,7 @@ static fsdp_status emit_all(value_job *job, fsdp_error *err)
     return emit_twins(job, err);
 }
 
-/* like.c: reads all elements of the model. */
+/* Reads all elements of the model. */
 static fsdp_status like_check_values(fsdp_like_job *like, fsdp_error *err)
 {
     const fsdp_verify_opts *opts = like->opts;

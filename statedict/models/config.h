@@ -1,6 +1,6 @@
 /*
- * config.json of a model: it is read once, into a tree of values and the members that any model has, and who
- * read it hands it on. The numbers of formulas are taken from it for the description of its family.
+ * config.json of a model: it is read once, into a tree of values and the members that any model has, and
+ * handed on. The numbers of formulas are taken from it for the description of its family.
  */
 #ifndef FSDP_CONFIG_H
 #define FSDP_CONFIG_H

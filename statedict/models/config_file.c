@@ -1,6 +1,6 @@
 /*
- * Finds config.json next to a checkpoint: see config.h. Apart from config.c, so that who has the text, as the
- * trainer has, needs no formats.
+ * Finds config.json next to a checkpoint: see config.h. It is apart from config.c, so that the trainer, which
+ * has the text, needs no formats.
  */
 #include "statedict/models/config.h"
 
