@@ -187,8 +187,8 @@ static const torch_tensor *weight_of(const ds_set *set, const ds_param *param)
 }
 
 /* Compares a run of a parameter's master with its weight in the module, or in a file of its own, if any. */
-static fsdp_status ds_agree_weight(const ds_set *set, const ds_param *param,
-                                   const torch_tensor *flat, const ds_run *run, fsdp_error *err)
+static fsdp_status agree_weight(const ds_set *set, const ds_param *param, const torch_tensor *flat,
+                                const ds_run *run, fsdp_error *err)
 {
     const torch_tensor *weight = weight_of(set, param);
     char shown[200];
@@ -355,7 +355,7 @@ fsdp_status ds_place(ds_set *set, ds_param *param, int kind, const torch_tensor 
         return FSDP_OK;
     FSDP_TRY(ds_param_tensor(set, param, kind, flat->dtype, &tensor, err));
     if (kind == DS_MASTER)
-        FSDP_TRY(ds_agree_weight(set, param, flat, run, err));
+        FSDP_TRY(agree_weight(set, param, flat, run, err));
     int count = fsdp_box_cut(&whole, run->first, run->count, boxes);
     int64_t at = run->at;
     for (int i = 0; i < count; i++) {

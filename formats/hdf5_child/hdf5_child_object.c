@@ -255,8 +255,8 @@ static herr_t put_attribute(hid_t object, const char *name, const H5A_info_t *in
 }
 
 /* Lists all attributes of an object. */
-static fsdp_status h5_child_attributes(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t object,
-                                       fsdp_error *err)
+static fsdp_status list_attributes(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t object,
+                                   fsdp_error *err)
 {
     attribute_walk walk = {child, path};
     hsize_t at = 0;
@@ -434,8 +434,8 @@ static fsdp_status put_dataset(fsdp_h5_child *child, const fsdp_h5_path *path, l
 }
 
 /* Lists a dataset; FSDP_ERR_REFUSED when its bytes are in another file. */
-static fsdp_status h5_child_dataset(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
-                                    haddr_t address, fsdp_error *err)
+static fsdp_status list_dataset(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
+                                haddr_t address, fsdp_error *err)
 {
     listed_dataset set = {.id = dataset,
                           .creation = H5Dget_create_plist(dataset),
@@ -607,10 +607,10 @@ static fsdp_status visit_object(group_walk *walk, hid_t object, haddr_t address)
     const fsdp_h5_path path = {walk->path.data, walk->path.size};
     H5I_type_t type = H5Iget_type(object);
     if (type == H5I_DATASET)
-        FSDP_TRY(h5_child_dataset(walk->child, &path, object, address, walk->err));
+        FSDP_TRY(list_dataset(walk->child, &path, object, address, walk->err));
     if (type == H5I_GROUP && is_inside(walk, address))
         return FSDP_OK;
-    FSDP_TRY(h5_child_attributes(walk->child, &path, object, walk->err));
+    FSDP_TRY(list_attributes(walk->child, &path, object, walk->err));
     return type == H5I_GROUP ? enter_group(walk, object, address) : FSDP_OK;
 }
 
@@ -638,7 +638,7 @@ static fsdp_status walk_groups(group_walk *walk)
     hid_t root = H5Gopen2(walk->child->file, "/", H5P_DEFAULT);
     if (root < 0 || H5Oget_info2(root, &info, H5O_INFO_BASIC) < 0)
         return fsdp_h5_child_fail(walk->err, "the root group");
-    fsdp_status status = h5_child_attributes(walk->child, &root_path, root, walk->err);
+    fsdp_status status = list_attributes(walk->child, &root_path, root, walk->err);
     if (status == FSDP_OK)
         status = enter_group(walk, root, info.addr);
     H5Gclose(root);

@@ -76,12 +76,12 @@ static const struct {
 };
 
 /* NONE for a version that is not known, and 0 for a dtype that has none. */
-static fsdp_dtype llmc_dtype_of(int64_t version)
+static fsdp_dtype dtype_of(int64_t version)
 {
     return version == LLMC_F32 ? FSDP_F32 : version == LLMC_BF16 ? FSDP_BF16 : FSDP_DTYPE_NONE;
 }
 
-static int llmc_version_of(fsdp_dtype dtype)
+static int version_of(fsdp_dtype dtype)
 {
     return dtype == FSDP_F32 ? LLMC_F32 : dtype == FSDP_BF16 ? LLMC_BF16 : 0;
 }
@@ -217,7 +217,7 @@ static fsdp_status fill(fsdp_source *source, const char *path, fsdp_error *err)
     int file;
     FSDP_TRY(fsdp_source_add_file(source, path, false, &file, err));
     FSDP_TRY(read_header(source, file, numbers, &version, err));
-    fsdp_dtype dtype = llmc_dtype_of(version);
+    fsdp_dtype dtype = dtype_of(version);
     if (dtype == FSDP_DTYPE_NONE)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' is an llm.c model of version %" PRId64 "; 3 (f32) and 5 (bf16) are "
@@ -248,7 +248,7 @@ enum { SHOWN = 100 };
 
 static bool holds_dtype(fsdp_dtype dtype)
 {
-    return llmc_version_of(dtype) > 0;
+    return version_of(dtype) > 0;
 }
 
 /* The position of the name in a list of `count`, or -1. */
@@ -359,7 +359,7 @@ static fsdp_status lay_out(fsdp_packed *target, fsdp_error *err)
     for (int i = 0; i < LLMC_TENSORS; i++)
         ordered[i]->file = file;
     put_u32(head, LLMC_MAGIC);
-    put_u32(head + 4, (uint32_t)llmc_version_of(ordered[0]->what.dtype));
+    put_u32(head + 4, (uint32_t)version_of(ordered[0]->what.dtype));
     for (size_t i = 0; i < LLMC_NUMBERS; i++)
         put_u32(head + 8 + 4 * i, (uint32_t)numbers[i]);
     return fsdp_packed_put(target, file, head, sizeof head, 0, err);

@@ -324,8 +324,7 @@ static fsdp_status add_plain(rank_files *set, rank_entry *entry, fsdp_error *err
 }
 
 /* Adds everything to the source, after all files were read; model: as in fsdp_source_opts. */
-static fsdp_status rank_files_merge(rank_files *set, const fsdp_source_model *model,
-                                    fsdp_error *err)
+static fsdp_status merge(rank_files *set, const fsdp_source_model *model, fsdp_error *err)
 {
     int64_t missing;
     FSDP_TRY(settle_world(set, err));
@@ -906,7 +905,7 @@ static fsdp_status read_set(const fsdp_probe *probe, const char *directory, rank
     for (size_t i = 0; i < set->group->count && st == FSDP_OK; i++)
         st = read_file(set, directory, &set->group->files[i], probe->is_directory, err);
     if (st == FSDP_OK)
-        st = rank_files_merge(set, probe->opts ? probe->opts->model : NULL, err);
+        st = merge(set, probe->opts ? probe->opts->model : NULL, err);
     if (st == FSDP_OK)
         st = fsdp_source_complete(set->source, err);
     if (st != FSDP_OK) {

@@ -114,8 +114,8 @@ static void wait_for_parts(fsdp_nn_team *team)
 }
 
 /* body(context, index, worker) for every index in [0, count), each once, on any worker. */
-static void nn_team_run(fsdp_nn_team *team, int count,
-                        void (*body)(void *context, int index, int worker), void *context)
+static void run_team(fsdp_nn_team *team, int count,
+                     void (*body)(void *context, int index, int worker), void *context)
 {
     if (count <= 1 || team->threads <= 1) {
         for (int i = 0; i < count; i++)
@@ -225,7 +225,7 @@ void fsdp_nn_cpu_run(fsdp_nn_cpu *cpu, fsdp_nn_cut cut, fsdp_nn_job job, const v
                     .count = cut.count,
                     .grain = cut.grain,
                     .parts = (int)(parts < most ? parts : most)};
-    nn_team_run(cpu->team, work.parts, run_part, &work);
+    run_team(cpu->team, work.parts, run_part, &work);
 }
 
 static void note_lack_of_memory(fsdp_nn_cpu *cpu)

@@ -29,7 +29,7 @@ fsdp_allocator fsdp_group_allocator(const fsdp_group *group, const fsdp_custom_c
 }
 
 /* May reductions read gradients where they lie? Equal on all ranks. */
-static bool group_may_be_direct(const fsdp_group *group)
+static bool may_be_direct(const fsdp_group *group)
 {
     const fsdp_group_settings *settings = group->settings;
     const fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
@@ -39,9 +39,9 @@ static bool group_may_be_direct(const fsdp_group *group)
 }
 
 /* Memory for gradients: the communicator's where reductions may be direct. */
-static fsdp_allocator group_grad_allocator(const fsdp_group *group)
+static fsdp_allocator grad_allocator(const fsdp_group *group)
 {
-    return fsdp_allocator_of_comm(group_may_be_direct(group) ? group->reduce->comm : NULL);
+    return fsdp_allocator_of_comm(may_be_direct(group) ? group->reduce->comm : NULL);
 }
 
 fsdp_status fsdp_param_take_grad(fsdp_param *param, fsdp_error *err)
@@ -49,7 +49,7 @@ fsdp_status fsdp_param_take_grad(fsdp_param *param, fsdp_error *err)
     const fsdp_group *group = param->group;
     const fsdp_memory_request request = {.class = FSDP_MEMORY_GRAD,
                                          .stream = fsdp_group_stream(group, FSDP_STREAM_COMPUTE),
-                                         .allocator = group_grad_allocator(group),
+                                         .allocator = grad_allocator(group),
                                          .size = (size_t)fsdp_param_count(param) *
                                                  fsdp_dtype_size(param->grad_dtype),
                                          .owner = param->name};
@@ -104,7 +104,7 @@ static fsdp_status begin_kept(fsdp_param *param, fsdp_error *err)
     }
     const fsdp_memory_request request = {.class = FSDP_MEMORY_GRAD,
                                          .stream = compute,
-                                         .allocator = group_grad_allocator(group),
+                                         .allocator = grad_allocator(group),
                                          .size = (size_t)count * fsdp_dtype_size(param->kept_dtype),
                                          .owner = param->name};
     FSDP_TRY(fsdp_memory_take(&group->context->memory, &request, &param->kept, err));
@@ -461,8 +461,7 @@ static bool reduced_is_direct(const fsdp_group *group, const fsdp_reduced *reduc
                               const fsdp_divide *divide)
 {
     size_t input = reduced_bytes(reduced) * (size_t)group->shard_size;
-    if (!group_may_be_direct(group) || divide->before != 1 ||
-        input < reduced->count * sizeof(int64_t))
+    if (!may_be_direct(group) || divide->before != 1 || input < reduced->count * sizeof(int64_t))
         return false;
     for (size_t i = 0; i < reduced->count; i++)
         if (!is_in_rows(reduced->parts[i].param, reduced->dtype))
@@ -488,7 +487,7 @@ static fsdp_status make_readable(fsdp_param *param, fsdp_block **source, fsdp_er
         return FSDP_OK;
     const fsdp_memory_request request = {.class = FSDP_MEMORY_GRAD,
                                          .stream = compute,
-                                         .allocator = group_grad_allocator(group),
+                                         .allocator = grad_allocator(group),
                                          .size = old->size,
                                          .owner = param->name};
     FSDP_TRY(fsdp_memory_take(&group->context->memory, &request, source, err));

@@ -493,7 +493,7 @@ bool fsdp_root_awaits_step(const fsdp_root *root, const fsdp_group *group)
 
 /* Drops the gradients of its parameters, except those that wait for another optimizer.
  * Gradients of a group share blocks, which are freed when no other optimizer still needs one of them. */
-static void optim_drop_grads(fsdp_optim *optim)
+static void drop_grads(fsdp_optim *optim)
 {
     const fsdp_root *root = optim->root;
     for (size_t i = 0; i < optim->count; i++)
@@ -564,7 +564,7 @@ static fsdp_status step(fsdp_optim *optim, fsdp_error *err)
         FSDP_TRY(fsdp_group_reshard(optim->states[i].param->group, err));
         fsdp_group_drop_gather(optim->states[i].param->group);
     }
-    optim_drop_grads(optim);
+    drop_grads(optim);
     return fsdp_context_sync(context, err);
 }
 
@@ -928,7 +928,7 @@ fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_optim *optim, bool *skipp
     if (scaler->is_finite)
         FSDP_TRY(fsdp_optim_step(optim, err));
     else
-        optim_drop_grads(optim);
+        drop_grads(optim);
     if (!fsdp_root_awaits_step(optim->root, NULL))
         adapt(scaler);
     return FSDP_OK;

@@ -19,13 +19,13 @@
 
 /* Random numbers that are functions of a key and an index, so that no rank and no step keeps a state. */
 
-static uint64_t model_random_key(uint64_t seed, const char *purpose)
+static uint64_t random_key(uint64_t seed, const char *purpose)
 {
     return fsdp_mix(fsdp_mix(seed) ^ fsdp_fnv(FSDP_FNV_BEGIN, purpose, strlen(purpose)));
 }
 
 /* in (0, 1) */
-static double model_random_uniform(uint64_t key, uint64_t i)
+static double random_uniform(uint64_t key, uint64_t i)
 {
     return ((double)(fsdp_mix(key + (i + 1) * 0x9E3779B97F4A7C15u) >> 11) + 0.5) * 0x1p-53;
 }
@@ -34,8 +34,8 @@ static double model_random_uniform(uint64_t key, uint64_t i)
 static double model_random_normal(uint64_t key, uint64_t i)
 {
     const double two_pi = 6.283185307179586;
-    return sqrt(-2 * log(model_random_uniform(key, 2 * i))) *
-           cos(two_pi * model_random_uniform(key, 2 * i + 1));
+    return sqrt(-2 * log(random_uniform(key, 2 * i))) *
+           cos(two_pi * random_uniform(key, 2 * i + 1));
 }
 
 /* === arrays of a microbatch =================================================================== */
@@ -96,7 +96,7 @@ static void free_rows(fsdp_transformer *t)
     t->room_rows = 0;
 }
 
-static void model_free_arrays(fsdp_transformer *t)
+static void free_arrays(fsdp_transformer *t)
 {
     if (!t->nn)
         return;
@@ -197,8 +197,8 @@ static fsdp_status make_angles(fsdp_transformer *t, int64_t positions, fsdp_erro
 }
 
 /* Makes arrays for that many rows, and angles of that many positions. */
-static fsdp_status model_make_room(fsdp_transformer *t, int64_t rows, int64_t positions,
-                                   fsdp_error *err)
+static fsdp_status make_arrays(fsdp_transformer *t, int64_t rows, int64_t positions,
+                               fsdp_error *err)
 {
     FSDP_TRY(make_angles(t, positions, err));
     if (rows <= t->room_rows && t->inputs)
@@ -230,7 +230,7 @@ static fsdp_status model_take_batch(fsdp_transformer *t, const fsdp_token_batch 
                          "sequences of %lld tokens are longer than the model's context of %lld",
                          (long long)batch->length, (long long)t->config.context);
     FSDP_TRY(check_ids(t, batch, batch->length + (with_targets ? 1 : 0), err));
-    FSDP_TRY(model_make_room(t, rows, batch->length, err));
+    FSDP_TRY(make_arrays(t, rows, batch->length, err));
     t->sequences = batch->sequences;
     t->length = batch->length;
     take_ids(t, batch, with_targets);
@@ -357,7 +357,7 @@ void fsdp_transformer_free(fsdp_transformer *t)
 {
     if (!t)
         return;
-    model_free_arrays(t);
+    free_arrays(t);
     fsdp_root_free(t->root);
     fsdp_model_free(t->model);
     if (t->nn)
@@ -403,7 +403,7 @@ static float scale_of(const fsdp_transformer_config *config, const char *name)
 static void fill_normal(const first_values *from, const fsdp_param_info *info, const fsdp_box *box,
                         float *data)
 {
-    const uint64_t key = model_random_key(from->seed, info->name);
+    const uint64_t key = random_key(from->seed, info->name);
     const float scale = scale_of(from->config, info->name);
     const int64_t columns = info->ndim > 1 ? info->shape[1] : 1;
     const int64_t width = info->ndim > 1 ? box->len[1] : 1, left = info->ndim > 1 ? box->lo[1] : 0;
@@ -622,7 +622,7 @@ static fsdp_status model_forward(fsdp_transformer *t, const model_caches *caches
     return run_layers(t, caches, err);
 }
 
-static fsdp_status model_end_forward(fsdp_transformer *t, fsdp_error *err)
+static fsdp_status end_forward(fsdp_transformer *t, fsdp_error *err)
 {
     FSDP_TRY(fsdp_unit_post_forward(fsdp_root_unit(t->root), err));
     return fsdp_root_end_forward(t->root, err);
@@ -633,7 +633,7 @@ fsdp_status fsdp_transformer_train(fsdp_transformer *t, const fsdp_token_batch *
 {
     FSDP_TRY(take_batch(t, batch, true, err));
     FSDP_TRY(model_forward(t, NULL, err));
-    FSDP_TRY(model_end_forward(t, err));
+    FSDP_TRY(end_forward(t, err));
     FSDP_TRY(go_back(t, scale, err));
     FSDP_TRY(t->ops->finish(t->nn, err));
     *loss_out = sum_losses(t);
@@ -649,7 +649,7 @@ static fsdp_status look(fsdp_transformer *t, rows_use use, void *context, fsdp_e
     FSDP_TRY(model_forward(t, NULL, err));
     FSDP_TRY(model_last_norm(t, err));
     FSDP_TRY(use(t, context, err));
-    FSDP_TRY(model_end_forward(t, err));
+    FSDP_TRY(end_forward(t, err));
     FSDP_TRY(t->ops->finish(t->nn, err));
     return fsdp_root_set_evaluating(t->root, false, err);
 }
@@ -852,7 +852,7 @@ static fsdp_token_batch next_batch(sampler *s)
 
 static fsdp_status take_prompts(sampler *s, const fsdp_token_batch *batch, fsdp_error *err)
 {
-    FSDP_TRY(model_make_room(s->t, batch->sequences * batch->length, s->room, err));
+    FSDP_TRY(make_arrays(s->t, batch->sequences * batch->length, s->room, err));
     return model_take_batch(s->t, batch, false, err);
 }
 
@@ -860,15 +860,15 @@ static fsdp_status take_prompts(sampler *s, const fsdp_token_batch *batch, fsdp_
 static fsdp_status choose(sampler *s, fsdp_error *err)
 {
     fsdp_transformer *t = s->t;
-    const uint64_t key = model_random_key(s->sampling->seed, "sample");
+    const uint64_t key = random_key(s->sampling->seed, "sample");
     const int64_t number = s->sampling->count - (s->stride - s->known);
     for (int64_t i = 0; i < s->sequences; i++) {
         const uint64_t index = (uint64_t)(i * s->sampling->count + number);
         FSDP_TRY(model_head(t, (i + 1) * t->length - 1, 1, err));
         t->ops->download(t->nn, s->logits, t->logits, t->config.vocab);
         FSDP_TRY(t->ops->finish(t->nn, err));
-        s->ids[i * s->stride + s->known] = draw(s->sampling, s->logits, t->config.vocab, s->choices,
-                                                model_random_uniform(key, index));
+        s->ids[i * s->stride + s->known] =
+            draw(s->sampling, s->logits, t->config.vocab, s->choices, random_uniform(key, index));
     }
     return FSDP_OK;
 }
@@ -884,7 +884,7 @@ static fsdp_status step(sampler *s, fsdp_error *err)
     for (int64_t i = 0; i < t->config.layers; i++)
         s->caches.layers[i].used += batch.length;
     s->known++;
-    return model_end_forward(t, err);
+    return end_forward(t, err);
 }
 
 static fsdp_status run(sampler *s, fsdp_error *err)

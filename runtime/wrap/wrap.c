@@ -249,8 +249,8 @@ static fsdp_status check_ignored_module(const fsdp_model *model, const char *mod
 }
 
 /* Sets one flag per parameter of the model. */
-static fsdp_status wrap_list_ignored(const fsdp_model *model, const fsdp_wrap_opts *opts,
-                                     bool *ignored_out, fsdp_error *err)
+static fsdp_status list_ignored(const fsdp_model *model, const fsdp_wrap_opts *opts,
+                                bool *ignored_out, fsdp_error *err)
 {
     if (opts->ignored_module_count > 0 && opts->ignored_state_count > 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -395,8 +395,8 @@ static fsdp_status check_policy(const module_tree *tree, fsdp_error *err)
 }
 
 /* Chooses the units by the policy; ignored parameters do not count. */
-static fsdp_status wrap_choose(const fsdp_model *model, const fsdp_wrap_opts *opts,
-                               const bool *ignored, fsdp_wrap_wishes *wishes_out, fsdp_error *err)
+static fsdp_status choose_units(const fsdp_model *model, const fsdp_wrap_opts *opts,
+                                const bool *ignored, fsdp_wrap_wishes *wishes_out, fsdp_error *err)
 {
     module_tree tree = {.opts = opts, .wishes = wishes_out};
     fsdp_status status = build_tree(&tree, model, ignored, err);
@@ -408,7 +408,7 @@ static fsdp_status wrap_choose(const fsdp_model *model, const fsdp_wrap_opts *op
     return status;
 }
 
-static void wrap_wishes_release(fsdp_wrap_wishes *wishes)
+static void release_wishes(fsdp_wrap_wishes *wishes)
 {
     for (size_t i = 0; i < wishes->count; i++)
         fsdp_free(wishes->items[i].module);
@@ -451,7 +451,7 @@ static fsdp_status list_views(fsdp_wrap *wrap, fsdp_wrap_flat *flat, const bool 
 }
 
 /* The name of its module, or "root"; also before it has a unit. */
-static const char *wrap_flat_name(const fsdp_wrap_flat *flat)
+static const char *flat_name(const fsdp_wrap_flat *flat)
 {
     return flat->module[0] ? flat->module : "root";
 }
@@ -469,13 +469,13 @@ static fsdp_status check_view(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat,
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "cannot wrap unit '%s': '%s' is %s and '%s' is %s, and a flat parameter "
                          "has one dtype; wrap them apart",
-                         wrap_flat_name(flat), first->name, fsdp_dtype_name(first->dtype),
-                         param->name, fsdp_dtype_name(param->dtype));
+                         flat_name(flat), first->name, fsdp_dtype_name(first->dtype), param->name,
+                         fsdp_dtype_name(param->dtype));
     if (!wrap->use_orig_params && param->requires_grad != first->requires_grad)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "unit %s: of '%s' and '%s' one is frozen: wrap them apart, or set "
                          "use_orig_params",
-                         wrap_flat_name(flat), first->name, param->name);
+                         flat_name(flat), first->name, param->name);
     if (param->place_count > 0 || param->extension || param->asked_grad_dtype != FSDP_DTYPE_NONE)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "cannot put '%s' into a flat parameter: it has a placement, an extension "
@@ -515,7 +515,7 @@ static fsdp_status lay_out(const fsdp_wrap *wrap, fsdp_wrap_flat *flat, int64_t 
             return fsdp_fail(
                 err, FSDP_ERR_LIMIT,
                 "cannot wrap unit '%s': its flat parameter is too large; wrap its modules",
-                wrap_flat_name(flat));
+                flat_name(flat));
     }
     flat->count = wrap->use_orig_params ? round_up(count, ranks) : count;
     return FSDP_OK;
@@ -551,8 +551,8 @@ static fsdp_status add_to_inner(fsdp_wrap *wrap, fsdp_wrap_flat *flat, fsdp_erro
 
 /* Lays out a flat parameter of all parameters below its module that have no place yet, and declares it in the
  * inner model. With use_orig_params its padded size is a multiple of ranks. */
-static fsdp_status wrap_flat_declare(fsdp_wrap *wrap, fsdp_wrap_flat *flat, const bool *ignored,
-                                     int64_t ranks, fsdp_error *err)
+static fsdp_status declare_flat(fsdp_wrap *wrap, fsdp_wrap_flat *flat, const bool *ignored,
+                                int64_t ranks, fsdp_error *err)
 {
     FSDP_TRY(list_views(wrap, flat, ignored, err));
     if (flat->view_count == 0)
@@ -564,7 +564,7 @@ static fsdp_status wrap_flat_declare(fsdp_wrap *wrap, fsdp_wrap_flat *flat, cons
     return FSDP_OK;
 }
 
-static void wrap_flat_release(fsdp_wrap_flat *flat)
+static void release_flat(fsdp_wrap_flat *flat)
 {
     fsdp_free(flat->summoned);
     fsdp_free(flat->summoned_grad);
@@ -604,7 +604,7 @@ static bool reshards_after_forward(fsdp_wrap_strategy strategy)
 static fsdp_status check_strategy(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat,
                                   fsdp_error *err)
 {
-    const char *name = wrap_flat_name(flat);
+    const char *name = flat_name(flat);
     int ndim = fsdp_mesh_ndim(wrap->mesh);
     if (flat->opts.strategy < FSDP_WRAP_FULL_SHARD ||
         flat->opts.strategy > FSDP_WRAP_HYBRID_SHARD_ZERO2)
@@ -626,7 +626,7 @@ static fsdp_status check_strategy(const fsdp_wrap *wrap, const fsdp_wrap_flat *f
 static fsdp_status check_unit(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat, fsdp_error *err)
 {
     const fsdp_wrap_unit_opts *opts = &flat->opts;
-    const char *name = wrap_flat_name(flat);
+    const char *name = flat_name(flat);
     if (opts->backward_prefetch < FSDP_WRAP_BACKWARD_PRE ||
         opts->backward_prefetch > FSDP_WRAP_BACKWARD_NONE)
         return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -688,7 +688,7 @@ static fsdp_status make_unit(fsdp_wrap *wrap, fsdp_wrap_flat *flat, const bool *
 {
     fsdp_text dims = {0};
     FSDP_TRY(check_unit(wrap, flat, err));
-    FSDP_TRY(wrap_flat_declare(wrap, flat, ignored, shard_ranks(wrap, flat), err));
+    FSDP_TRY(declare_flat(wrap, flat, ignored, shard_ranks(wrap, flat), err));
     fsdp_status status = join_dims(wrap, &dims, err);
     const fsdp_unit_opts opts = opts_of(wrap, flat, dims.data);
     if (status == FSDP_OK)
@@ -754,7 +754,7 @@ static fsdp_status plan_units(fsdp_wrap *wrap, const fsdp_wrap_opts *opts, const
                               fsdp_error *err)
 {
     fsdp_wrap_wishes wishes = {0};
-    fsdp_status status = wrap_choose(wrap->model, opts, ignored, &wishes, err);
+    fsdp_status status = choose_units(wrap->model, opts, ignored, &wishes, err);
     if (status == FSDP_OK) {
         wrap->flats = fsdp_alloc(wishes.count + 1, sizeof *wrap->flats);
         status = wrap->flats ? FSDP_OK : fsdp_fail_memory(err, "the units of a model");
@@ -763,14 +763,14 @@ static fsdp_status plan_units(fsdp_wrap *wrap, const fsdp_wrap_opts *opts, const
         status = add_flat(wrap, wishes.items[i].module, &wishes.items[i].opts, err);
     if (status == FSDP_OK)
         status = add_flat(wrap, "", &opts->unit, err);
-    wrap_wishes_release(&wishes);
+    release_wishes(&wishes);
     return status;
 }
 
 static fsdp_status make_units(fsdp_wrap *wrap, const fsdp_wrap_opts *opts, bool *ignored,
                               fsdp_error *err)
 {
-    FSDP_TRY(wrap_list_ignored(wrap->model, opts, ignored, err));
+    FSDP_TRY(list_ignored(wrap->model, opts, ignored, err));
     FSDP_TRY(plan_units(wrap, opts, ignored, err));
     FSDP_TRY(fsdp_model_create(wrap->model->world, &wrap->inner, err));
     FSDP_TRY(add_wholes(wrap, ignored, err));
@@ -778,7 +778,7 @@ static fsdp_status make_units(fsdp_wrap *wrap, const fsdp_wrap_opts *opts, bool 
         FSDP_TRY(make_unit(wrap, &wrap->flats[i], ignored, err));
     fsdp_wrap_flat *root = &wrap->flats[wrap->flat_count - 1];
     FSDP_TRY(check_unit(wrap, root, err));
-    return wrap_flat_declare(wrap, root, ignored, shard_ranks(wrap, root), err);
+    return declare_flat(wrap, root, ignored, shard_ranks(wrap, root), err);
 }
 
 /* --- wrapping --------------------------------------------------------------------------------- */
@@ -866,7 +866,7 @@ static void end_wrap(void *owner)
     fsdp_model_free(wrap->model);
     fsdp_model_free(wrap->inner);
     for (size_t i = 0; i < wrap->flat_count; i++)
-        wrap_flat_release(&wrap->flats[i]);
+        release_flat(&wrap->flats[i]);
     fsdp_free(wrap->flats);
     fsdp_host_view_release(&wrap->summoned_grads);
     fsdp_mesh_free(wrap->made_mesh);

@@ -190,7 +190,7 @@ static void add_string(plan_head *head, const char *string)
 }
 
 /* Adds an absolute path, so that the plan does not depend on the current directory. */
-static void plan_add_path(plan_head *head, const char *path)
+static void add_path(plan_head *head, const char *path)
 {
     char here[4096];
     if (path[0] == '/' || !getcwd(here, sizeof here)) {
@@ -241,7 +241,7 @@ static void add_value(plan_head *head, const fsdp_convert_option *option,
         else
             fsdp_text_addf(text, "null");
         break;
-    case FSDP_OPTION_PATH: plan_add_path(head, *at.text); break;
+    case FSDP_OPTION_PATH: add_path(head, *at.text); break;
     case FSDP_OPTION_WORD: add_string(head, option->words[*at.number]); break;
     case FSDP_OPTION_INT: fsdp_text_addf(text, "%d", *at.number); break;
     case FSDP_OPTION_BYTES: fsdp_text_addf(text, "%" PRId64, *at.size); break;
@@ -280,8 +280,8 @@ void fsdp_plan_add_options(plan_head *head, const fsdp_convert_opts *opts)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-static fsdp_status plan_read_string(fsdp_json *json, fsdp_arena *arena, const char **out,
-                                    fsdp_error *err)
+static fsdp_status read_string(fsdp_json *json, fsdp_arena *arena, const char **out,
+                               fsdp_error *err)
 {
     const char *data;
     size_t size;
@@ -324,7 +324,7 @@ static fsdp_status read_items(fsdp_json *json, fsdp_arena *arena, const char ***
             return FSDP_OK;
         if (!fsdp_grow(items, &room, *count + 1, sizeof **items))
             return fsdp_fail_memory(err, json->name);
-        FSDP_TRY(plan_read_string(json, arena, &(*items)[*count], err));
+        FSDP_TRY(read_string(json, arena, &(*items)[*count], err));
     }
 }
 
@@ -360,7 +360,7 @@ static fsdp_status read_mesh(fsdp_json *json, fsdp_arena *arena, fsdp_mesh **out
             return fsdp_json_fail(json, err, "a mesh of too many dims");
         FSDP_TRY(fsdp_json_enter_array(json, err));
         FSDP_TRY(fsdp_json_next_item(json, &more, err));
-        FSDP_TRY(plan_read_string(json, arena, &names[ndim], err));
+        FSDP_TRY(read_string(json, arena, &names[ndim], err));
         FSDP_TRY(fsdp_json_next_item(json, &more, err));
         FSDP_TRY(read_number(json, WORLD_MOST, &shape[ndim], err));
         FSDP_TRY(fsdp_json_next_item(json, &more, err));
@@ -387,7 +387,7 @@ static fsdp_status read_value(fsdp_json *json, const fsdp_convert_option *option
     case FSDP_OPTION_PATH:
         return option->kind == FSDP_OPTION_TEXT && fsdp_json_peek(json) == FSDP_JSON_NULL
                    ? fsdp_json_null(json, err)
-                   : plan_read_string(json, arena, at.text, err);
+                   : read_string(json, arena, at.text, err);
     case FSDP_OPTION_WORD: return read_word(json, option->words, at.number, err);
     case FSDP_OPTION_INT:
         FSDP_TRY(read_number(json, option->most, &number, err));
@@ -458,7 +458,7 @@ typedef struct spelling {
 static void add_source(spelling *out, const char *path, const fsdp_file_info *info)
 {
     fsdp_text_addf(out->text, out->listed++ == 0 ? "\n  {\"path\": " : ",\n  {\"path\": ");
-    plan_add_path(&out->head, path);
+    add_path(&out->head, path);
     fsdp_text_addf(out->text, ", \"size\": %" PRId64 ", \"mtime_ns\": %" PRId64 "}", info->size,
                    info->mtime_ns);
 }
@@ -487,9 +487,9 @@ static fsdp_status add_head(spelling *out, fsdp_error *err)
     fsdp_text_addf(out->text,
                    FSDP_PLAN_START "%d,\n\"writer\": \"fsdp %s\",\n\"from\": ", FSDP_PLAN_VERSION,
                    fsdp_version());
-    plan_add_path(&out->head, job->from->path);
+    add_path(&out->head, job->from->path);
     fsdp_text_addf(out->text, ",\n\"to\": ");
-    plan_add_path(&out->head, job->to);
+    add_path(&out->head, job->to);
     fsdp_text_addf(out->text, ",\n\"options\": {");
     fsdp_plan_add_options(&out->head, &opts);
     fsdp_text_addf(out->text, "\n},\n\"sources\": [");
@@ -728,7 +728,7 @@ fsdp_status fsdp_plan_close(fsdp_text *text, fsdp_error *err)
 }
 
 /* True when that last hash matches. */
-static bool plan_is_whole(const char *text, size_t size)
+static bool is_whole(const char *text, size_t size)
 {
     fsdp_text closing = {0};
     if (size < CLOSING_SIZE)
@@ -917,7 +917,7 @@ static fsdp_status take_file(order_text *plan, fsdp_json *json, fsdp_error *err)
         FSDP_TRY(fsdp_json_next_member(json, &members, &member, err));
         if (member < 0)
             break;
-        FSDP_TRY(member == 0 ? plan_read_string(json, &plan->arena, &path, err)
+        FSDP_TRY(member == 0 ? read_string(json, &plan->arena, &path, err)
                              : fsdp_json_i64(json, &numbers[member - 1], err));
     }
     if (members.seen != 7)
@@ -944,8 +944,8 @@ static fsdp_status take_member(order_text *plan, fsdp_json *json, int member, fs
     fsdp_convert_order *order = &plan->order;
     switch (member) {
     case 0: return take_files(plan, json, err);
-    case 1: return plan_read_string(json, &plan->arena, &order->from, err);
-    case 2: return plan_read_string(json, &plan->arena, &order->to, err);
+    case 1: return read_string(json, &plan->arena, &order->from, err);
+    case 2: return read_string(json, &plan->arena, &order->to, err);
     case 3: return fsdp_json_skip(json, err); /* of what the text has */
     default: return fsdp_plan_read_options(json, &plan->arena, &order->opts, &plan->mesh, err);
     }
@@ -985,7 +985,7 @@ static fsdp_status check_version(const order_text *plan, fsdp_error *err)
                          "'%s' is a plan of version %ld, but this fsdp reads version %d; a newer "
                          "fsdp is needed",
                          plan->path, version, FSDP_PLAN_VERSION);
-    if (version == FSDP_PLAN_VERSION && plan_is_whole(plan->data, plan->size))
+    if (version == FSDP_PLAN_VERSION && is_whole(plan->data, plan->size))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
                      "'%s' is damaged or was edited; make a new plan with --plan-out", plan->path);

@@ -47,8 +47,8 @@ typedef struct fsdp_like_context {
 /* --- the elements ------------------------------------------------------------------------------- */
 
 /* Emits a finding about a tensor, or with an empty name about the model. */
-static void like_emit(fsdp_like_job *job, fsdp_finding_kind kind, const char *name,
-                      size_t name_size, const char *format, ...)
+static void emit(fsdp_like_job *job, fsdp_finding_kind kind, const char *name, size_t name_size,
+                 const char *format, ...)
 {
     char tensor[160], what[FSDP_ERROR_TEXT - 200], text[FSDP_ERROR_TEXT];
     va_list args;
@@ -88,9 +88,8 @@ static fsdp_status is_tied(fsdp_like_job *job, fsdp_expect_fault fault,
 }
 
 /* An fsdp_expect_report, whose context is an fsdp_like_context: emits the fault as a finding. */
-static fsdp_status like_take_fault(void *context, fsdp_expect_fault fault,
-                                   const fsdp_expected *expected, const fsdp_entry *entry,
-                                   fsdp_error *err)
+static fsdp_status take_fault(void *context, fsdp_expect_fault fault, const fsdp_expected *expected,
+                              const fsdp_entry *entry, fsdp_error *err)
 {
     const fsdp_like_context *job = context;
     const char *wanted = fsdp_expect_name(job->expect);
@@ -100,25 +99,23 @@ static fsdp_status like_take_fault(void *context, fsdp_expect_fault fault,
     if (is_fine)
         return FSDP_OK;
     if (fault == FSDP_EXPECT_EXTRA || fault == FSDP_EXPECT_BEYOND) {
-        like_emit(job->like, FSDP_FINDING_EXTRA, entry->name, entry->name_size,
-                  "is extra: '%s' has no such tensor", wanted);
+        emit(job->like, FSDP_FINDING_EXTRA, entry->name, entry->name_size,
+             "is extra: '%s' has no such tensor", wanted);
         return FSDP_OK;
     }
     bool has_shape = expected->ndim >= 0;
     if (has_shape)
         fsdp_shape_text(expected->ndim, expected->shape, other, sizeof other);
     if (fault == FSDP_EXPECT_MISSING)
-        like_emit(job->like, FSDP_FINDING_MISSING, expected->name, expected->name_size,
-                  has_shape ? "is missing: '%s' has it with the shape %s"
-                            : "is missing: '%s' has it",
-                  wanted, other);
+        emit(job->like, FSDP_FINDING_MISSING, expected->name, expected->name_size,
+             has_shape ? "is missing: '%s' has it with the shape %s" : "is missing: '%s' has it",
+             wanted, other);
     else
-        like_emit(job->like, FSDP_FINDING_SHAPE, expected->name, expected->name_size,
-                  "is %s %s, and '%s' has %s %s", fsdp_dtype_name(entry->dtype),
-                  fsdp_tensor_shape_text(entry, own, sizeof own), wanted,
-                  expected->dtype == FSDP_DTYPE_NONE ? "the shape"
-                                                     : fsdp_dtype_name(expected->dtype),
-                  other);
+        emit(job->like, FSDP_FINDING_SHAPE, expected->name, expected->name_size,
+             "is %s %s, and '%s' has %s %s", fsdp_dtype_name(entry->dtype),
+             fsdp_tensor_shape_text(entry, own, sizeof own), wanted,
+             expected->dtype == FSDP_DTYPE_NONE ? "the shape" : fsdp_dtype_name(expected->dtype),
+             other);
     return FSDP_OK;
 }
 
@@ -277,7 +274,7 @@ static fsdp_status compare(const fsdp_like_job *job, const fsdp_hf_model *before
 
 /* Compares the model with that of the step before it in the same run, if there is one.
  * A step before that cannot be read says nothing about this one. */
-static fsdp_status like_check_step(fsdp_like_job *job, fsdp_error *err)
+static fsdp_status check_step(fsdp_like_job *job, fsdp_error *err)
 {
     fsdp_hf_model before = {0};
     fsdp_meter meter;
@@ -297,8 +294,8 @@ static fsdp_status like_check_step(fsdp_like_job *job, fsdp_error *err)
                                 NULL) == FSDP_OK)
         st = compare(job, &before, &hash, &is_equal, err);
     if (st == FSDP_OK && is_equal)
-        like_emit(job, FSDP_FINDING_UNCHANGED, "", 0,
-                  "the model is that of the step before it, '%s'", path);
+        emit(job, FSDP_FINDING_UNCHANGED, "", 0, "the model is that of the step before it, '%s'",
+             path);
     fsdp_hf_model_release(&before);
     fsdp_hasher_free(hash.hasher);
     fsdp_free(path);
@@ -648,9 +645,9 @@ static void emit_dead(value_job *job, const fsdp_entry *entry, unsigned dead, in
     int end = first + 1;
     while (end < PARTS && (dead & 1U << end))
         end++;
-    like_emit(job->like, FSDP_FINDING_ZERO, entry->name, entry->name_size,
-              "holds zeros only in %s %" PRId64 " to %" PRId64 " of %" PRId64, what,
-              first * (whole / PARTS), (end == PARTS ? whole : end * (whole / PARTS)) - 1, whole);
+    emit(job->like, FSDP_FINDING_ZERO, entry->name, entry->name_size,
+         "holds zeros only in %s %" PRId64 " to %" PRId64 " of %" PRId64, what,
+         first * (whole / PARTS), (end == PARTS ? whole : end * (whole / PARTS)) - 1, whole);
 }
 
 /* Tells of one fault of the elements, unless the model that is asked for has the same. */
@@ -661,15 +658,15 @@ static void emit_first(value_job *job, const fsdp_entry *entry, const fsdp_entry
     unsigned right_runs = dead_of(wanted, tensor, &right_columns);
     int64_t count = fsdp_entry_bytes(tensor) / (int64_t)fsdp_dtype_size(tensor->dtype);
     if (facts->nans > 0 && wanted->nans == 0)
-        like_emit(job->like, FSDP_FINDING_NOT_FINITE, entry->name, entry->name_size,
-                  "holds %" PRId64 " NaN", facts->nans);
+        emit(job->like, FSDP_FINDING_NOT_FINITE, entry->name, entry->name_size,
+             "holds %" PRId64 " NaN", facts->nans);
     else if (facts->infinities > 0 && wanted->infinities == 0)
-        like_emit(job->like, FSDP_FINDING_NOT_FINITE, entry->name, entry->name_size,
-                  "holds %" PRId64 " Inf", facts->infinities);
+        emit(job->like, FSDP_FINDING_NOT_FINITE, entry->name, entry->name_size,
+             "holds %" PRId64 " Inf", facts->infinities);
     else if (!may_not_be_zero(entry, tensor) || wanted->is_zero)
         return;
     else if (facts->is_zero)
-        like_emit(job->like, FSDP_FINDING_ZERO, entry->name, entry->name_size, "holds zeros only");
+        emit(job->like, FSDP_FINDING_ZERO, entry->name, entry->name_size, "holds zeros only");
     else if (runs & ~right_runs)
         emit_dead(job, entry, runs & ~right_runs, count, "elements");
     else if (columns & ~right_columns)
@@ -721,16 +718,16 @@ static void emit_expert(value_job *job, size_t i, const expert_part *before,
         wanted->stacked_count == facts->stacked_count ? wanted->stacked : NULL;
     if (!part->has_values) {
         if (!facts->is_zero && (!right || right[number].has_values))
-            like_emit(job->like, FSDP_FINDING_ZERO, entry->name, entry->name_size,
-                      "holds zeros only for expert %" PRId64, number);
+            emit(job->like, FSDP_FINDING_ZERO, entry->name, entry->name_size,
+                 "holds zeros only for expert %" PRId64, number);
         return;
     }
     if (!before || !is_equal(&part->hash, &before->hash))
         return;
     int64_t other = before - facts->stacked;
     if (!right || !is_equal(&right[number].hash, &right[other].hash))
-        like_emit(job->like, FSDP_FINDING_TWIN, entry->name, entry->name_size,
-                  "has equal experts %" PRId64 " and %" PRId64, other, number);
+        emit(job->like, FSDP_FINDING_TWIN, entry->name, entry->name_size,
+             "has equal experts %" PRId64 " and %" PRId64, other, number);
 }
 
 /* All experts of a layer in one tensor. */
@@ -833,10 +830,10 @@ static fsdp_status emit_twins(value_job *job, fsdp_error *err)
         if (compare_group(before, unit) == 0)
             st = are_equal_there(job, before, unit, &is_right, err);
         if (st == FSDP_OK && !is_right)
-            like_emit(job->like, FSDP_FINDING_TWIN, unit->entry->name, unit->entry->name_size,
-                      "is equal to that of %s %.*s",
-                      holds_word(unit->entry, "experts.") ? "expert" : "layer", (int)before->digits,
-                      before->entry->name + before->begin);
+            emit(job->like, FSDP_FINDING_TWIN, unit->entry->name, unit->entry->name_size,
+                 "is equal to that of %s %.*s",
+                 holds_word(unit->entry, "experts.") ? "expert" : "layer", (int)before->digits,
+                 before->entry->name + before->begin);
     }
     fsdp_free(units);
     return st;
@@ -856,7 +853,7 @@ static fsdp_status emit_all(value_job *job, fsdp_error *err)
 }
 
 /* Reads all elements of the model. */
-static fsdp_status like_check_values(fsdp_like_job *like, fsdp_error *err)
+static fsdp_status check_values(fsdp_like_job *like, fsdp_error *err)
 {
     const fsdp_verify_opts *opts = like->opts;
     size_t count = fsdp_sd_count(like->model.sd);
@@ -978,14 +975,14 @@ static fsdp_status check_model(fsdp_like_job *job, const like_wanted *wanted, fs
 {
     fsdp_expect_counts counts = {0};
     fsdp_like_context context = {job, wanted->expect};
-    FSDP_TRY(fsdp_expect_compare(wanted->expect, job->model.sd, like_take_fault, &context, &counts,
-                                 err));
+    FSDP_TRY(
+        fsdp_expect_compare(wanted->expect, job->model.sd, take_fault, &context, &counts, err));
     job->summary->expected = counts.expected - job->tied;
     job->summary->found = counts.found;
     if (job->opts->level == FSDP_VERIFY_QUICK)
         return FSDP_OK;
-    FSDP_TRY(like_check_values(job, err));
-    return like_check_step(job, err);
+    FSDP_TRY(check_values(job, err));
+    return check_step(job, err);
 }
 
 fsdp_status fsdp_checkpoint_verify_like(const char *path, const char *like,

@@ -318,7 +318,7 @@ bool fsdp_drop_rules_take(const fsdp_drop_rules *rules, const fsdp_droppable *wh
     return false;
 }
 
-static bool drop_rules_take_metadata(const fsdp_drop_rules *rules, const char *key, size_t size)
+static bool take_metadata(const fsdp_drop_rules *rules, const char *key, size_t size)
 {
     for (size_t i = 0; i < rules->count; i++)
         if (rules->items[i].kind == DROP_METADATA &&
@@ -357,8 +357,8 @@ static bool matches_some_key(const fsdp_text_pairs *metadata, const regex_t *exp
 }
 
 /* FSDP_ERR_USAGE names an expression that matches no key of the metadata. */
-static fsdp_status drop_rules_check_metadata(const fsdp_drop_rules *rules,
-                                             const fsdp_text_pairs *metadata, fsdp_error *err)
+static fsdp_status check_metadata(const fsdp_drop_rules *rules, const fsdp_text_pairs *metadata,
+                                  fsdp_error *err)
 {
     for (size_t i = 0; i < rules->count; i++)
         if (rules->items[i].kind == DROP_METADATA &&
@@ -402,7 +402,7 @@ typedef struct choosing {
 static fsdp_status choose(choosing *work, const fsdp_text_pair *pair, fsdp_error *err)
 {
     char key[160];
-    if (drop_rules_take_metadata(work->drops, pair->key, pair->key_size))
+    if (take_metadata(work->drops, pair->key, pair->key_size))
         return FSDP_OK;
     if (!work->keeps || (work->from->is_changed && is_hash(pair)))
         return fsdp_text_pairs_add(&work->choice->left_out, pair, err);
@@ -432,7 +432,7 @@ static fsdp_status choose_all(choosing *work, fsdp_error *err)
     if (st == FSDP_OK && from->contradicting)
         st = fsdp_text_pairs_parse(&work->contradicting, from->contradicting, from->path, err);
     if (st == FSDP_OK)
-        st = drop_rules_check_metadata(work->drops, &all, err);
+        st = check_metadata(work->drops, &all, err);
     for (size_t i = 0; i < all.count && st == FSDP_OK; i++)
         st = choose(work, &all.items[i], err);
     fsdp_text_pairs_release(&all);

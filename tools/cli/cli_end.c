@@ -63,7 +63,7 @@ static struct {
     double began;
 } file;
 
-static bool cli_log_is_open(void)
+static bool log_is_open(void)
 {
     return file.open;
 }
@@ -93,7 +93,7 @@ static void write_line(const fsdp_text *line)
 }
 
 /* A line, if there is a log. */
-static void cli_log(const char *word, const char *text)
+static void write_log(const char *word, const char *text)
 {
     fsdp_text line = {0};
     if (!file.open)
@@ -110,7 +110,7 @@ void cli_log_end(int code)
 {
     char text[64];
     snprintf(text, sizeof text, "exit %d after %.1f s", code, cli_now() - file.began);
-    cli_log("end", text);
+    write_log("end", text);
 }
 
 /* --- checking the path ------------------------------------------------------------------------- */
@@ -226,7 +226,7 @@ static fsdp_status cli_log_open(const char *path, const char *version, int argc,
     for (int i = 0; i < argc; i++)
         cli_add_argument(&command, argv[i]);
     if (!command.failed)
-        cli_log("begin", command.data);
+        write_log("begin", command.data);
     fsdp_text_release(&command);
     return FSDP_OK;
 }
@@ -250,7 +250,7 @@ bool cli_colors_out(void)
 static bool is_progress_drawn;
 
 /* A progress line stands on the terminal: the next output removes it first. */
-static void cli_progress_drawn(void)
+static void progress_drawn(void)
 {
     is_progress_drawn = true;
 }
@@ -275,7 +275,7 @@ void cli_say(const char *word, const char *format, ...)
     va_end(args);
     fprintf(stderr, "%s\n",
             fsdp_printable_message(text, strlen(text), printable, sizeof printable));
-    cli_log(word, text);
+    write_log(word, text);
 }
 
 /* === the end ================================================================================== */
@@ -366,7 +366,7 @@ void cli_report(const fsdp_error *err)
     if (!err || err->status == FSDP_OK)
         return;
     fsdp_error_report(err);
-    cli_log("error", err->text[0] ? err->text : fsdp_status_name(err->status));
+    write_log("error", err->text[0] ? err->text : fsdp_status_name(err->status));
 }
 
 /* "FILE:LINE: " of that argument when a file of options has it, else "". */
@@ -380,7 +380,7 @@ static void add_place(int argument, char *out, size_t out_size)
 
 fsdp_status cli_begin_log(fsdp_error *err)
 {
-    if (!cli_process.log_path || cli_log_is_open())
+    if (!cli_process.log_path || log_is_open())
         return FSDP_OK;
     return cli_log_open(cli_process.log_path, fsdp_version(), cli_process.argc, cli_process.argv,
                         err);
@@ -516,7 +516,7 @@ static void draw(int64_t done, int64_t total, const char *what)
     if (width > size + 4)
         fprintf(stderr, " %.*s", width - size - 4, line);
     fflush(stderr);
-    cli_progress_drawn();
+    progress_drawn();
 }
 
 static void write_json(int64_t done, int64_t total, const char *what)
@@ -565,11 +565,11 @@ static void note_part(int64_t done)
 static void log_progress(int64_t done, int64_t total, const char *what)
 {
     char line[LINE];
-    if (!cli_log_is_open() || cli_now() - shown.logged < LINE_EVERY)
+    if (!log_is_open() || cli_now() - shown.logged < LINE_EVERY)
         return;
     shown.logged = cli_now();
     write_progress(line, done, total, what);
-    cli_log("progress", line);
+    write_log("progress", line);
 }
 
 static int on_progress(void *context, int64_t done, int64_t total, const char *what)
@@ -604,7 +604,7 @@ static void on_notice(void *context, const char *text)
     if (!shown.quiet)
         cli_say("warn", "%s", text);
     else
-        cli_log("warn", text);
+        write_log("warn", text);
 }
 
 static bool on_wait(void *context)

@@ -88,7 +88,7 @@ _Noreturn static void refuse_format(const char *text)
 }
 
 /* The format that is written; ends the program where there is none of that name. */
-static const char *convert_parse_format(const char *text)
+static const char *parse_format(const char *text)
 {
     const fsdp_format *format = fsdp_format_to(cli_meant(text));
     if (format)
@@ -149,7 +149,7 @@ static void refuse_suffix(const char *to)
 }
 
 /* Without --to: by the suffix of DST, else fsdp when an option needs it, else hf. */
-static void convert_choose_format(convert_options *opts, bool needs_native)
+static void choose_format(convert_options *opts, bool needs_native)
 {
     fsdp_convert_opts *convert = &opts->convert;
     if (strcmp(opts->to, "-") == 0)
@@ -329,7 +329,7 @@ static void add_item(convert_options *opts, int row, const char *item)
 static const char *parse_text(const fsdp_convert_option *option, const char *flag, const char *arg)
 {
     if (option->offset == offsetof(fsdp_convert_opts, format))
-        return convert_parse_format(arg);
+        return parse_format(arg);
     if ((!option->words && !option->word_at) || option->takes_others)
         return arg;
     const char *const *known = words_of(option->name);
@@ -504,7 +504,7 @@ static void check_arguments(convert_options *opts, const struct argp_state *stat
         if (state->arg_num < 2)
             cli_usage_error("SRC and DST are expected");
         take_hub_names(opts);
-        convert_choose_format(opts, needs_native(opts));
+        choose_format(opts, needs_native(opts));
         check_format(opts);
         put_under(opts);
         check_contradictions(opts);

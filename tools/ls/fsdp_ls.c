@@ -18,7 +18,7 @@
 /* === the listing ============================================================================== */
 
 /* The tensor that an entry is or names; NULL for a value. */
-static const fsdp_entry *ls_tensor(const ls_listing *listing, const fsdp_entry *entry)
+static const fsdp_entry *tensor_of(const ls_listing *listing, const fsdp_entry *entry)
 {
     if (entry->kind == FSDP_ENTRY_ALIAS)
         return fsdp_sd_at(listing->sd, entry->target);
@@ -78,7 +78,7 @@ static int by_name(const void *left, const void *right, void *context)
 }
 
 /* Sets the order: the entries that the options select, sorted. */
-static fsdp_status ls_select(ls_listing *listing, fsdp_error *err)
+static fsdp_status select_entries(ls_listing *listing, fsdp_error *err)
 {
     const cli_common *common = &listing->options->common;
     size_t count = fsdp_sd_count(listing->sd);
@@ -125,8 +125,8 @@ static fsdp_status count_slab(void *context, const fsdp_entry *entry, int64_t fi
 }
 
 /* Reads a whole tensor in slabs and reports progress. */
-static fsdp_status ls_stream(ls_listing *listing, size_t number, fsdp_slab_visit visit,
-                             void *context, fsdp_error *err)
+static fsdp_status stream_tensor(ls_listing *listing, size_t number, fsdp_slab_visit visit,
+                                 void *context, fsdp_error *err)
 {
     counted_visit counted = {listing, visit, context};
     return fsdp_checkpoint_stream(listing->checkpoint, number, listing->options->common.memory,
@@ -189,7 +189,7 @@ static void add_long_entry(fsdp_text *text, ls_listing *listing, size_t number)
         add_short_value(listing, text, &entry->value);
         break;
     case FSDP_ENTRY_ALIAS: {
-        const fsdp_entry *target = ls_tensor(listing, entry);
+        const fsdp_entry *target = tensor_of(listing, entry);
         fsdp_text_addf(text, "alias     ");
         cli_add_name(text, target->name, target->name_size);
         break;
@@ -198,7 +198,7 @@ static void add_long_entry(fsdp_text *text, ls_listing *listing, size_t number)
     fsdp_text_add(text, "\n", 1);
 }
 
-static fsdp_status ls_print_long(ls_listing *listing, fsdp_text *text)
+static fsdp_status print_long(ls_listing *listing, fsdp_text *text)
 {
     for (size_t i = 0; i < listing->count; i++) {
         add_long_entry(text, listing, listing->order[i]);
@@ -311,7 +311,7 @@ static void add_file(fsdp_text *text, const ls_listing *listing, int number)
                        file.block_count);
 }
 
-static fsdp_status ls_print_shards(ls_listing *listing, fsdp_text *text)
+static fsdp_status print_shards(ls_listing *listing, fsdp_text *text)
 {
     for (int i = 0; i < listing->info->file_count; i++) {
         add_file(text, listing, i);
@@ -349,7 +349,7 @@ static void add_indent(fsdp_text *text, int depth)
 static void add_leaf(fsdp_text *text, ls_listing *listing, const fsdp_entry *entry)
 {
     char number[CLI_NUMBER];
-    const fsdp_entry *tensor = ls_tensor(listing, entry);
+    const fsdp_entry *tensor = tensor_of(listing, entry);
     fsdp_text_add(text, "  ", 2);
     if (entry->kind == FSDP_ENTRY_VALUE) {
         fsdp_text_add(text, "= ", 2);
@@ -388,7 +388,7 @@ static void add_branch(fsdp_text *text, ls_listing *listing, const fsdp_entry *e
     add_leaf(text, listing, entry);
 }
 
-static fsdp_status ls_print_tree(ls_listing *listing, fsdp_text *text)
+static fsdp_status print_tree(ls_listing *listing, fsdp_text *text)
 {
     const fsdp_entry *before = NULL;
     for (size_t i = 0; i < listing->count; i++) {
@@ -402,7 +402,7 @@ static fsdp_status ls_print_tree(ls_listing *listing, fsdp_text *text)
 
 /* --- values ----------------------------------------------------------------------------------- */
 
-static fsdp_status ls_print_config(ls_listing *listing, fsdp_text *text)
+static fsdp_status print_config(ls_listing *listing, fsdp_text *text)
 {
     for (size_t i = 0; i < listing->count; i++) {
         const fsdp_entry *entry = fsdp_sd_at(listing->sd, listing->order[i]);
@@ -471,7 +471,7 @@ static fsdp_status add_tensor_digest(ls_listing *listing, digest_cache *cache, s
     if (!cache->known[target]) {
         fsdp_sha256 sha;
         fsdp_sha256_init(&sha);
-        FSDP_TRY(ls_stream(listing, target, digest_slab, &sha, err));
+        FSDP_TRY(stream_tensor(listing, target, digest_slab, &sha, err));
         fsdp_sha256_value(&sha, cache->digests[target]);
         cache->known[target] = true;
     }
@@ -495,7 +495,7 @@ static fsdp_status print_digests(ls_listing *listing, digest_cache *cache, fsdp_
     return FSDP_OK;
 }
 
-static fsdp_status ls_print_digests(ls_listing *listing, fsdp_text *text, fsdp_error *err)
+static fsdp_status print_sums(ls_listing *listing, fsdp_text *text, fsdp_error *err)
 {
     digest_cache cache = {0};
     listing->plain_dicts = fsdp_format_from(listing->info->format)->caps.only_tensors;
@@ -570,7 +570,7 @@ static void add_places_json(fsdp_text *text, const ls_listing *listing, size_t n
 static fsdp_status add_tensor(ls_listing *listing, digest_cache *cache, size_t number,
                               fsdp_text *text, fsdp_error *err)
 {
-    const fsdp_entry *tensor = ls_tensor(listing, fsdp_sd_at(listing->sd, number));
+    const fsdp_entry *tensor = tensor_of(listing, fsdp_sd_at(listing->sd, number));
     int64_t shape[FSDP_MAX_DIMS];
     ls_shape(tensor, shape);
     fsdp_text_addf(text, "{\"dtype\": \"%s\", \"shape\": ", fsdp_dtype_name(tensor->dtype));
@@ -712,7 +712,7 @@ static void add_head(const ls_listing *listing, fsdp_text *text)
     }
 }
 
-static fsdp_status ls_print_json(ls_listing *listing, fsdp_text *text, fsdp_error *err)
+static fsdp_status print_json(ls_listing *listing, fsdp_text *text, fsdp_error *err)
 {
     digest_cache cache = {0};
     listing->plain_dicts = fsdp_format_from(listing->info->format)->caps.only_tensors;
@@ -786,7 +786,7 @@ static void add_histogram(fsdp_text *text, const fsdp_entry *entry, const fsdp_s
     fsdp_text_add(text, "\n", 1);
 }
 
-static fsdp_status ls_print_stats(ls_listing *listing, fsdp_text *text, fsdp_error *err)
+static fsdp_status print_stats(ls_listing *listing, fsdp_text *text, fsdp_error *err)
 {
     if (listing->options->mode == LS_HIST)
         fsdp_text_addf(text, "%-58s  |2^%d .. 2^%d, 2^%d a column, heights logarithmic|\n", "",
@@ -797,7 +797,7 @@ static fsdp_status ls_print_stats(ls_listing *listing, fsdp_text *text, fsdp_err
         fsdp_stats stats = {0};
         if (entry->kind != FSDP_ENTRY_TENSOR || !fsdp_dtype_describe(entry->dtype)->is_float)
             continue;
-        FSDP_TRY(ls_stream(listing, listing->order[i], add_slab, &stats, err));
+        FSDP_TRY(stream_tensor(listing, listing->order[i], add_slab, &stats, err));
         if (listing->options->mode == LS_HIST)
             add_histogram(text, entry, &stats);
         else
@@ -929,17 +929,17 @@ static fsdp_status print_entries(ls_listing *listing, fsdp_text *text, fsdp_erro
 {
     const ls_options *opts = listing->options;
     if (opts->common.json)
-        return ls_print_json(listing, text, err);
+        return print_json(listing, text, err);
     if (opts->digest)
-        return ls_print_digests(listing, text, err);
+        return print_sums(listing, text, err);
     switch (opts->mode) {
     case LS_SUMMARY: return ls_print_summary(listing, text);
-    case LS_LONG: return ls_print_long(listing, text);
-    case LS_SHARDS: return ls_print_shards(listing, text);
-    case LS_TREE: return ls_print_tree(listing, text);
-    case LS_CONFIG: return ls_print_config(listing, text);
+    case LS_LONG: return print_long(listing, text);
+    case LS_SHARDS: return print_shards(listing, text);
+    case LS_TREE: return print_tree(listing, text);
+    case LS_CONFIG: return print_config(listing, text);
     case LS_STATS:
-    case LS_HIST: return ls_print_stats(listing, text, err);
+    case LS_HIST: return print_stats(listing, text, err);
     }
     return FSDP_OK;
 }
@@ -957,7 +957,7 @@ static fsdp_status list_path(ls_listing *listing, const char *path, const fsdp_t
         FSDP_TRY(fsdp_checkpoint_map(&listing->checkpoint, &opts->map, err));
     listing->info = fsdp_checkpoint_describe(listing->checkpoint);
     listing->sd = fsdp_checkpoint_sd(listing->checkpoint);
-    FSDP_TRY(ls_select(listing, err));
+    FSDP_TRY(select_entries(listing, err));
     if (listing->count == 0 && fsdp_sd_count(listing->sd) > 0)
         return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", listing->info->path);
     if (opts->digest)

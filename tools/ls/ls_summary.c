@@ -26,7 +26,7 @@ static size_t stored_boxes(const ls_listing *listing, size_t number)
     return count;
 }
 
-static bool ls_same_layout(const ls_listing *listing, size_t a, size_t b)
+static bool has_same_layout(const ls_listing *listing, size_t a, size_t b)
 {
     const fsdp_layout *one = &fsdp_sd_at(listing->sd, a)->layout;
     const fsdp_layout *other = &fsdp_sd_at(listing->sd, b)->layout;
@@ -170,7 +170,7 @@ static size_t count_texts(const char *json)
 }
 
 /* Texts of other programs next to the tensors, unless all files have them; nothing where there are none. */
-static void ls_add_metadata(fsdp_text *text, const ls_listing *listing)
+static void add_metadata(fsdp_text *text, const ls_listing *listing)
 {
     const char *json = fsdp_checkpoint_extra(listing->checkpoint, "carried"), *string;
     char number[CLI_NUMBER], shown[TEXT_MOST];
@@ -569,7 +569,7 @@ static bool same_layouts(const summary *sum, size_t first)
 {
     const ls_listing *listing = sum->listing;
     for (size_t i = sum->row_next[first]; i != SIZE_MAX; i = sum->row_next[i])
-        if (!ls_same_layout(listing, listing->order[first], listing->order[i]))
+        if (!has_same_layout(listing, listing->order[first], listing->order[i]))
             return false;
     return true;
 }
@@ -695,7 +695,7 @@ static fsdp_status print_summary(summary *sum, fsdp_text *text, size_t *rows)
     }
     add_head(sum->listing, text);
     add_groups(text, sum);
-    ls_add_metadata(text, sum->listing);
+    add_metadata(text, sum->listing);
     FSDP_TRY(add_rows(text, sum));
     add_plugin_line(text, sum->listing);
     return FSDP_OK;
