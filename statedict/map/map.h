@@ -62,12 +62,10 @@ typedef struct fsdp_map_call {
     void *context;
 } fsdp_map_call;
 
-/* The tensors that a side of the map takes, and those it does not. */
-typedef struct fsdp_map_match {
-    size_t taken, left_over;
-} fsdp_map_match;
-fsdp_map_match fsdp_map_compare(const fsdp_map *map, bool from_right, const fsdp_sd *sd,
-                                const fsdp_map_call *call);
+/* True when a side of the map takes tensors, and all that may not stay as they are. */
+bool fsdp_map_fits(const fsdp_map *map, bool from_right, const fsdp_sd *sd, const fsdp_map_call *call);
+/* Counts the tensors that a side of the map takes. */
+size_t fsdp_map_count(const fsdp_map *map, bool from_right, const fsdp_sd *sd);
 
 /* True for "optim.state.NAME.exp_avg" that no rule takes, of a NAME that one does; root_size: bytes of the
  * key that fsdp_map_put_below has put before it. */

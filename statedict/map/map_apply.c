@@ -915,19 +915,31 @@ static bool may_stay(const fsdp_map *map, const fsdp_map_call *call, const fsdp_
     return map->keeps_others || (call->may_stay && call->may_stay(call->context, entry));
 }
 
-fsdp_map_match fsdp_map_compare(const fsdp_map *map, bool from_right, const fsdp_sd *sd,
-                                const fsdp_map_call *call)
+/* Most maps that are tried end at the first name. */
+bool fsdp_map_fits(const fsdp_map *map, bool from_right, const fsdp_sd *sd,
+                   const fsdp_map_call *call)
 {
-    fsdp_map_match match = {0};
+    bool has_taken = false;
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
         if (entry->kind == FSDP_ENTRY_VALUE)
             continue;
-        bool taken = takes(map, from_right, entry);
-        match.taken += taken;
-        match.left_over += !taken && !may_stay(map, call, entry);
+        bool is_taken = takes(map, from_right, entry);
+        if (!is_taken && !may_stay(map, call, entry))
+            return false;
+        has_taken |= is_taken;
     }
-    return match;
+    return has_taken;
+}
+
+size_t fsdp_map_count(const fsdp_map *map, bool from_right, const fsdp_sd *sd)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        count += entry->kind != FSDP_ENTRY_VALUE && takes(map, from_right, entry);
+    }
+    return count;
 }
 
 /* Values of the other layout mean nothing in one that has values of its own. */

@@ -161,9 +161,7 @@ static bool may_stay(void *context, const fsdp_entry *entry)
 
 static bool fits(const map_choice *choice, const fsdp_map *map, bool from_right)
 {
-    fsdp_map_match match =
-        fsdp_map_compare(map, from_right, choice->from->manifest.sd, &choice->call);
-    return match.taken > 0 && match.left_over == 0;
+    return fsdp_map_fits(map, from_right, choice->from->manifest.sd, &choice->call);
 }
 
 /* The maps that take the source to the target, one behind the other. */
@@ -298,11 +296,11 @@ static fsdp_status find_hub(const map_choice *choice, map_way *way, fsdp_error *
     }
     const fsdp_sd *sd = choice->from->manifest.sd;
     FSDP_TRY(open_map(choice, hub_name, &way->map, err));
-    fsdp_map_match left = fsdp_map_compare(way->map, false, sd, &choice->call);
-    fsdp_map_match right = fsdp_map_compare(way->map, true, sd, &choice->call);
-    way->from_right = right.taken > left.taken;
+    size_t left = fsdp_map_count(way->map, false, sd);
+    size_t right = fsdp_map_count(way->map, true, sd);
+    way->from_right = right > left;
     way->is_short = is_for_loaders(choice) && way->from_right;
-    if (!way->is_short && left.taken + right.taken > 0)
+    if (!way->is_short && left + right > 0)
         return FSDP_OK;
     fsdp_map_free(way->map);
     way->map = NULL;
@@ -325,9 +323,8 @@ static fsdp_status has_hub_names(const map_choice *choice, bool *has_out, fsdp_e
         const fsdp_sd *sd = beside->manifest.sd;
         /* "router.layer.weight" of files is a "router.{rest:*}" of memory, too; some rules lead to
          * files only */
-        size_t in_memory = fsdp_map_compare(map, false, sd, &choice->call).taken;
-        *has_out =
-            in_memory == 0 || fsdp_map_compare(map, true, sd, &choice->call).taken > in_memory;
+        size_t in_memory = fsdp_map_count(map, false, sd);
+        *has_out = in_memory == 0 || fsdp_map_count(map, true, sd) > in_memory;
         fsdp_checkpoint_close(beside);
     }
     fsdp_map_free(map);
@@ -370,9 +367,9 @@ static fsdp_status find_named(const map_choice *choice, map_way *way, fsdp_error
         return find_hub(choice, way, err);
     FSDP_TRY(open_map(choice, choice->request->opts->map, &way->map, err));
     const fsdp_sd *sd = choice->from->manifest.sd;
-    fsdp_map_match left = fsdp_map_compare(way->map, false, sd, &choice->call);
-    fsdp_map_match right = fsdp_map_compare(way->map, true, sd, &choice->call);
-    way->from_right = right.taken > left.taken;
+    size_t left = fsdp_map_count(way->map, false, sd);
+    size_t right = fsdp_map_count(way->map, true, sd);
+    way->from_right = right > left;
     FSDP_TRY(check_named(choice, way->map, err));
     if (fits(choice, way->map, way->from_right))
         return FSDP_OK;
@@ -381,7 +378,7 @@ static fsdp_status find_named(const map_choice *choice, map_way *way, fsdp_error
     if (way->first)
         return FSDP_OK;
     way->from_right = from_right;
-    if (left.taken + right.taken == 0) {
+    if (left + right == 0) {
         fsdp_map_free(way->map);
         way->map = NULL;
     }
