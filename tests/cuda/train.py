@@ -12,8 +12,8 @@ from pathlib import Path
 TRAINER = sys.argv[1]
 SIZES = ["--model.layers", "1", "--model.width", "32", "--model.context", "16", "--train.batch", "2",
          "--steps", "1"]
-EXPECTED = "error: device 'cuda': this model computes on the host, which does not reach the memory of a " \
-    "GPU; use --device cpu or cpu-async\n"
+EXPECTED = "error: cannot compute on device 'cuda': models compute on the host, which cannot reach a GPU's " \
+           "memory; use --device cpu or cpu-async\n"
 
 
 def run(folder, *options):
