@@ -46,7 +46,7 @@ struct fsdp_transformer {
     model_block *blocks;
 
     /* Arrays, for as many rows as the largest microbatch had. */
-    int64_t sequences, length, room_rows, room_sums;
+    int64_t sequences, length, room_rows;
     int64_t *inputs, *targets;                 /* rows */
     float *cosines, *sines;                    /* of positions up to the context's end */
     int64_t angle_room;

@@ -458,7 +458,7 @@ static fsdp_status find_config(convert_stages *stages, const fsdp_checkpoint *fr
         return FSDP_ERR_REFUSED;
     }
     const fsdp_map_request request = {.io = job->io, .opts = &job->opts, .target = job->format};
-    if (!job->config.text)
+    if (!job->config.text && job->config.error.status == FSDP_OK)
         FSDP_TRY(fsdp_map_make_config(&request, from, &job->config, err));
     /* One that is not JSON is no reason to refuse the weights: nothing is known then. */
     if (job->config.error.status == FSDP_ERR_LIMIT)

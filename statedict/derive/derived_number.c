@@ -195,6 +195,8 @@ fsdp_status fsdp_derive_add(fsdp_arena *arena, const fsdp_derived *part, double 
                             const fsdp_derived **out, fsdp_error *err)
 {
     FSDP_TRY(check_float(part->dtype, err));
+    if (part->dtype != FSDP_F64 && isinf((float)number))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the number %g is out of range for f32", number);
     if (part->dtype != FSDP_F64)
         FSDP_TRY(fsdp_derive_cast(arena, part, FSDP_F32, &part, err));
     fsdp_derived like = {.ops = &sum_ops,

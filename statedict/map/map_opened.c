@@ -34,8 +34,10 @@ static fsdp_status rename_by(const fsdp_map_opts *opts, fsdp_checkpoint **checkp
     fsdp_map_sides sides;
     fsdp_config_file config;
     fsdp_config_find(io, NULL, (*checkpoint)->path, &config, NULL);
-    if (!config.text && opts->other)
+    if (!config.text && opts->other) {
+        fsdp_config_release(&config);
         fsdp_config_find(io, NULL, opts->other, &config, NULL);
+    }
     request.config = config.text ? &config : NULL;
     fsdp_status st = fsdp_map_rename(&request, checkpoint, &sides, err);
     fsdp_config_release(&config);

@@ -380,6 +380,7 @@ Test(derived, shapes_that_do_not_fit_are_named)
     REFUSED("u8 is not a floating type", fsdp_derive_scale(arena, bytes, 2, &out, &err));
     REFUSED("u8 is not a floating type", fsdp_derive_add(arena, bytes, 1, &out, &err));
     REFUSED("the factor 1e+39", fsdp_derive_scale(arena, t.node, 1e39, &out, &err));
+    REFUSED("the number 1e+39", fsdp_derive_add(arena, t.node, 1e39, &out, &err));
     REFUSED("the factor 1e-46", fsdp_derive_scale(arena, t.node, 1e-46, &out, &err));
     REFUSED("[4, 6] times [4, 6] does not fit",
             fsdp_derive_low_rank(arena, t.node, &low, &out, &err));
