@@ -456,15 +456,16 @@ static fsdp_status add_layer_types(const fsdp_sd *sd, const fsdp_gguf_names *ggu
     const fsdp_value *pattern =
         find_below(sd, gguf->architecture, "attention.sliding_window_pattern");
     const fsdp_value *count = find_below(sd, gguf->architecture, "block_count");
-    size_t layers = (size_t)number_of(count);
+    double layers = number_of(count);
     double period = is_number(pattern) ? number_of(pattern) : gguf->window_period;
     bool is_list = pattern && pattern->kind == FSDP_VALUE_LIST;
-    if (layers > FSDP_CONFIG_LIST || (is_list && pattern->as.list.count < layers) ||
-        !(period >= 0 && period <= FSDP_CONFIG_LIST))
+    if (!(layers >= 0 && layers <= FSDP_CONFIG_LIST) ||
+        (is_list && (double)pattern->as.list.count < layers) ||
+        !(period >= 0 && period <= FSDP_CONFIG_LIST && floor(period) == period))
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s.attention.sliding_window_pattern' does not fit %zu layers",
+                         "'%s.attention.sliding_window_pattern' does not fit %g layers",
                          gguf->architecture, layers);
-    for (size_t i = 0; i < layers; i++) {
+    for (size_t i = 0; (double)i < layers; i++) {
         const fsdp_value *item = is_list ? &pattern->as.list.items[i] : NULL;
         bool has_one = item          ? is_number(item) && number_of(item) != 0
                        : period == 0 ? true

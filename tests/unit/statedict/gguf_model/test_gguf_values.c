@@ -1000,10 +1000,11 @@ Test(gguf_values, rotary_positions_that_are_scaled_by_default_are_said)
 }
 
 /* Makes config.json of the pairs, less one key, and with a number in its place unless that is 0. */
-static fsdp_status config_without(const char *key, int64_t number, fsdp_text *text)
+static fsdp_status config_without(const char *key, double number, fsdp_text *text)
 {
     fsdp_sd *sd = NULL;
-    const fsdp_value value = fsdp_value_i64(number);
+    const fsdp_value value =
+        floor(number) == number ? fsdp_value_i64((int64_t)number) : fsdp_value_f64(number);
     cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
     for (size_t i = 0; i < values.count; i++)
         if (strcmp(values.items[i].name, key) != 0)
@@ -1029,6 +1030,20 @@ Test(gguf_values, files_with_windows_or_without_a_scale_are_refused)
                      cases[i][1]);
         fsdp_text_release(&text);
     }
+}
+
+Test(gguf_values, a_period_of_windows_is_a_whole_number)
+{
+    static const double periods[] = {0.5, 2.5, -1, 5000};
+    fsdp_text text = {0};
+    cr_assert_eq(read_with("gemma3_text", "\"head_dim\": 256"), FSDP_OK, "%s", err.text);
+    for (size_t i = 0; i < sizeof periods / sizeof *periods; i++) {
+        cr_expect_eq(config_without("gemma3.attention.sliding_window_pattern", periods[i], &text),
+                     FSDP_ERR_DAMAGED, "%g", periods[i]);
+        cr_expect(strstr(err.text, "does not fit 2 layers"), "%s", err.text);
+    }
+    cr_expect_eq(config_without("gemma3.block_count", -2, &text), FSDP_ERR_DAMAGED);
+    fsdp_text_release(&text);
 }
 
 /* OLMo 3 has the architecture of OLMo 2, and a window. */
