@@ -485,14 +485,17 @@ static bool has_usual_mscale(const fsdp_rope *rope)
            rope->mscale == rope->mscale_all_dim;
 }
 
+/* transformers rounds the range of frequencies where config.json does not say truncate false. */
 static fsdp_status check_yarn(const model_config *config, double factor, fsdp_error *err)
 {
+    const bool is_unrounded = config->family->gguf.is_unrounded;
+    const double truncate = isnan(config->rope.truncate) ? 1 : config->rope.truncate;
     const struct {
         const char *name;
         double number, value;
     } fixed[] = {{"beta_fast", config->rope.beta_fast, 32},
                  {"beta_slow", config->rope.beta_slow, 1},
-                 {"truncate", config->rope.truncate, 1}};
+                 {"truncate", truncate, is_unrounded ? 0 : 1}};
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (!isnan(fixed[i].number) && fixed[i].number != fixed[i].value)
             return refuse_number(config, fixed[i].name, fixed[i].number, err);

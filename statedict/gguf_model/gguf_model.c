@@ -369,15 +369,19 @@ static bool needs_types(const fsdp_sd *sd, const fsdp_architecture *family)
            number != strtod(member->otherwise, NULL);
 }
 
-static void add_scaling_numbers(const fsdp_sd *sd, const char *architecture, const char *type,
+static void add_scaling_numbers(const fsdp_sd *sd, const fsdp_gguf_names *gguf, const char *type,
                                 fsdp_text *out)
 {
+    const char *architecture = gguf->architecture;
+    const bool is_yarn = strcmp(type, "yarn") == 0;
     const fsdp_value *length = find_below(sd, architecture, "rope.scaling.original_context_length");
     fsdp_text_addf(out, "{\"rope_type\": \"%s\"", type);
     if (strcmp(type, "default") != 0)
         add_member(out, "factor", find_below(sd, architecture, "rope.scaling.factor"));
-    if (strcmp(type, "yarn") == 0 && is_number(length))
+    if (is_yarn && is_number(length))
         add_member(out, "original_max_position_embeddings", length);
+    if (is_yarn && gguf->is_unrounded)
+        fsdp_text_addf(out, ", \"truncate\": false");
     double mscale = find_mscale(sd, architecture);
     const fsdp_value scale = fsdp_value_f64((double)(float)mscale);
     for (int i = 0; i < 2 && mscale != 0; i++)
@@ -406,7 +410,7 @@ static fsdp_status add_scaling(const fsdp_sd *sd, const fsdp_architecture *famil
     if (needs_types(sd, family)) {
         base = is_number(base) ? base : &usual_base;
         fsdp_text_addf(out, ",\n  \"rope_parameters\": {\"full_attention\": ");
-        add_scaling_numbers(sd, architecture, is_none ? "default" : type, out);
+        add_scaling_numbers(sd, &family->gguf, is_none ? "default" : type, out);
         add_member(out, "rope_theta", base);
         fsdp_text_addf(out, "}, \"sliding_attention\": {\"rope_type\": \"default\"");
         add_member(out, "rope_theta", base);
@@ -414,7 +418,7 @@ static fsdp_status add_scaling(const fsdp_sd *sd, const fsdp_architecture *famil
     } else if (!is_none || family->gguf.is_scaled) {
         type = is_none ? "default" : type;
         fsdp_text_addf(out, ",\n  \"rope_scaling\": ");
-        add_scaling_numbers(sd, architecture, type, out);
+        add_scaling_numbers(sd, &family->gguf, type, out);
         fsdp_text_addf(out, "}");
     }
     return FSDP_OK;

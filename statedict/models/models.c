@@ -256,7 +256,8 @@ static fsdp_status read_gguf(model_lines *lines, fsdp_error *err)
     } facts[] = {{"one-way", &gguf->one_way},           {"factors", &gguf->has_factors},
                  {"untied", &gguf->needs_output},       {"tied", &gguf->has_no_output},
                  {"mscale", &gguf->has_mscale},         {"scaled", &gguf->is_scaled},
-                 {"longrope", &gguf->has_long_factors}, {"ropes-differ", &gguf->ropes_differ}};
+                 {"longrope", &gguf->has_long_factors}, {"ropes-differ", &gguf->ropes_differ},
+                 {"unrounded", &gguf->is_unrounded}};
     enum { FACTS = sizeof facts / sizeof *facts };
     for (size_t i = 0; i < FACTS; i++)
         *facts[i].fact = false;

@@ -76,6 +76,10 @@ CIRCLES = {
     "gpt_oss": (transformers.GptOssConfig, {
         "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 4,
         "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}),
+    "gpt_oss as it is published": (transformers.GptOssConfig, {
+        "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 4,
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "truncate": False,
+                            "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 16}}),
     "glm4_moe": (transformers.Glm4MoeConfig, {**SHARED, "use_qk_norm": True, "attention_bias": True,
                                               "head_dim": 16, "partial_rotary_factor": 0.25}),
     "glm4_moe in groups": (transformers.Glm4MoeConfig, {**SHARED, "n_group": 3, "topk_group": 2,

@@ -983,13 +983,17 @@ Test(gguf_values, rotary_positions_that_are_scaled_by_default_are_said)
     cr_expect_eq(number("gpt-oss.expert_feed_forward_length"), 8);
     cr_expect_eq(number("gpt-oss.attention.sliding_window"), 128);
     makes("token_embd.weight", "\"rope_scaling\": {\"rope_type\": \"default\"", true);
+    static const char scaled[] = "\"num_local_experts\": 4, \"intermediate_size\": 8, "
+                                 "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, "
+                                 "\"truncate\": false}";
+    cr_assert_eq(read_with("gpt_oss", scaled), FSDP_OK, "%s", err.text);
+    makes("token_embd.weight", "\"truncate\": false", true);
     static const char *const odd[][2] = {
         {"\"vocab_size\": 8", "neither rope_parameters nor rope_scaling"},
         {"\"attention_bias\": false", "attention_bias 0"},
         {"\"swiglu_limit\": 6.5", "swiglu_limit 6.5"},
         {"\"layer_types\": [\"full_attention\", \"full_attention\"]", "other layer_types"},
-        {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, \"truncate\": false}",
-         "truncate 0"}};
+        {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}", "truncate 1"}};
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
         char members[400];
         snprintf(members, sizeof members, "%s, %s", i == 0 ? "\"num_local_experts\": 4" : plain,
