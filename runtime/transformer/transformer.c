@@ -31,7 +31,7 @@ static double random_uniform(uint64_t key, uint64_t i)
 }
 
 /* Box and Muller's first number of two uniform ones. */
-static double model_random_normal(uint64_t key, uint64_t i)
+static double random_normal(uint64_t key, uint64_t i)
 {
     const double two_pi = 6.283185307179586;
     return sqrt(-2 * log(random_uniform(key, 2 * i))) *
@@ -409,8 +409,8 @@ static void fill_normal(const first_values *from, const fsdp_param_info *info, c
     const int64_t width = info->ndim > 1 ? box->len[1] : 1, left = info->ndim > 1 ? box->lo[1] : 0;
     for (int64_t r = 0; r < box->len[0]; r++)
         for (int64_t c = 0; c < width; c++)
-            *data++ = scale * (float)model_random_normal(
-                                  key, (uint64_t)((box->lo[0] + r) * columns + left + c));
+            *data++ = scale *
+                      (float)random_normal(key, (uint64_t)((box->lo[0] + r) * columns + left + c));
 }
 
 static fsdp_status fill_param(void *context, const fsdp_param *param, const fsdp_box *box,
