@@ -80,7 +80,7 @@ typedef struct fsdp_gguf_names {
     bool has_no_output;        /* it always takes the embedding for the output */
     bool is_scaled;            /* transformers scales its rotary positions where config.json says nothing */
     bool has_mscale;           /* YaRN scales attention by mscale_all_dim, for which there is a key */
-    bool is_unrounded;         /* its models do not round the range of YaRN (truncate false); llama.cpp does */
+    bool is_unrounded;         /* its models do not round the range of YaRN, but llama.cpp does */
     bool has_long_factors;     /* it reads the factors of long and short contexts from tensors */
     bool ropes_differ;         /* transformers has rotary numbers per type of layers, and scales none of
                                 * those with a window */
