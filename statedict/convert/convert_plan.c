@@ -452,10 +452,11 @@ static fsdp_status find_config(convert_stages *stages, const fsdp_checkpoint *fr
     convert_job *job = stages->job;
     fsdp_error why = {0};
     fsdp_config_find(job->io, job->opts.copy_from, from->path, &job->config, &why);
-    if (why.status == FSDP_ERR_REFUSED) { /* it says what the tensors are */
+    if (why.status != FSDP_OK &&
+        why.status != FSDP_ERR_NOT_FOUND) { /* it says what the tensors are */
         if (err)
             *err = why;
-        return FSDP_ERR_REFUSED;
+        return why.status;
     }
     const fsdp_map_request request = {.io = job->io, .opts = &job->opts, .target = job->format};
     if (!job->config.text && job->config.error.status == FSDP_OK)
