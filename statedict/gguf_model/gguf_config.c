@@ -155,10 +155,21 @@ static fsdp_status check_number(const model_config *config, const char *member, 
                                config->path, member, number);
 }
 
+/* Python takes null in place of a flag as false. */
+static bool is_null_flag(const model_config *config, const char *member)
+{
+    const fsdp_config_member *known = describe(config, member);
+    return known && known->kind == FSDP_MEMBER_FLAG && !known->null &&
+           fsdp_config_is_null(config->json, member);
+}
+
 /* A text in place of a number is not the default. */
 static fsdp_status check_kind(const model_config *config, const char *member, fsdp_error *err)
 {
     const fsdp_value *value = fsdp_config_at(config->json, member);
+    if (is_null_flag(config, member))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' says %s null; write true or false",
+                         config->path, member);
     double number;
     if (!value)
         return FSDP_OK;
@@ -320,8 +331,9 @@ static fsdp_status count_layers(const model_config *config, const fsdp_sd *sd, f
     if (has_more && !further)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' says %s %g, but there are tensors of %g layers, and llama.cpp "
-                         "computes all of them; --drop leaves those of further layers out",
-                         config->path, layers->member, layers->value, count);
+                         "computes all of them; convert the copy without the further ones that "
+                         "--to hf -X 'layers\\.%g\\.' makes",
+                         config->path, layers->member, layers->value, count, layers->value);
     if (has_more) {
         further->is_there = true;
         further->value = count - layers->value;
@@ -329,6 +341,16 @@ static fsdp_status count_layers(const model_config *config, const fsdp_sd *sd, f
     layers->is_there = true;
     layers->value = count;
     return FSDP_OK;
+}
+
+static fsdp_status check_layers(const model_config *config, fsdp_error *err)
+{
+    const double count = number_of(config, "block_count");
+    return count <= FSDP_CONFIG_LIST
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_LIMIT,
+                           "'%s': a model of %g layers is not written; the most is %d",
+                           config->path, count, FSDP_CONFIG_LIST);
 }
 
 /* Takes numbers that config.json leaves out from tensors, or where they follow from others. */
@@ -353,7 +375,7 @@ static fsdp_status complete(const model_config *config, const fsdp_sd *sd, fsdp_
         inner->value = 4 * number_of(config, "embedding_length");
         inner->is_there = true;
     }
-    return FSDP_OK;
+    return check_layers(config, err);
 }
 
 /* --- what llama.cpp has no key for ------------------------------------------------------------ */
@@ -429,6 +451,8 @@ static fsdp_status check_fixed(const model_config *config, fsdp_error *err)
             continue;
         }
         FSDP_TRY(fsdp_formula_number(&config->formulas, fixed->number, 0, &wanted, err));
+        if (wanted != 0 && is_null_flag(config, fixed->member))
+            return refuse_fixed(config, fixed->member, 0, wanted, err);
         if (fsdp_config_number(&config->formulas, fixed->member, &number, NULL) == FSDP_OK &&
             number != wanted)
             return refuse_fixed(config, fixed->member, number, wanted, err);
@@ -447,6 +471,18 @@ static fsdp_status check_needed(const model_config *config, fsdp_error *err)
                              config->path, number->member, config->architecture);
     }
     return FSDP_OK;
+}
+
+/* GPT-NeoX has two names for the base of rotary frequencies. */
+static fsdp_status check_base(const model_config *config, fsdp_error *err)
+{
+    const gguf_number *base = find_number(config, "rope.freq_base");
+    double own, theta = config->rope.theta;
+    if (!base || strcmp(base->member, "rope_theta") == 0 || isnan(theta) ||
+        !fsdp_config_real(config->json, base->member, &own) || own == theta)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' says %s %g and rope_theta %g; leave one out",
+                     config->path, base->member, own, theta);
 }
 
 /* llama.cpp takes the embedding for the output that a file lacks, but not for all families. */
@@ -669,6 +705,12 @@ static fsdp_status check_windows(const model_config *config, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' has layers of sliding attention, but no sliding_window",
                          config->path);
+    if (count == 0 && gguf->lists_windows)
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "'%s' has no layer of sliding attention, and llama.cpp has no '%s' without "
+            "one",
+            config->path, config->family->model_type);
     if (is_usual || gguf->lists_windows)
         return FSDP_OK;
     if (count > 0 || !window || gguf->keys[window - config->numbers].is_needed)
@@ -731,6 +773,7 @@ static fsdp_status check_told(const model_config *config, fsdp_error *err)
     FSDP_TRY(check_needed(config, err));
     FSDP_TRY(check_fixed(config, err));
     FSDP_TRY(check_output(config, err));
+    FSDP_TRY(check_base(config, err));
     return has_rope(config) ? check_rope(config, err) : FSDP_OK;
 }
 

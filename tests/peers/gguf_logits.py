@@ -9,6 +9,7 @@ it does not read come back as transformers' model, and their tensors have the na
 
 import json
 import re
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -17,7 +18,7 @@ import gguf
 import torch
 import transformers
 from maps_common import CONVERT, logits
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -146,6 +147,19 @@ def check_half(folder):
         assert dtype.upper() in types.values()
 
 
+def check_stored_output(folder):
+    """The output of these families is always the embedding; llama.cpp loads no file that has it as well."""
+    saved = load_file(folder / "hf/model.safetensors")
+    saved["lm_head.weight"] = saved["model.embed_tokens.weight"].clone()
+    (folder / "stored").mkdir()
+    shutil.copy(folder / "hf/config.json", folder / "stored")
+    save_file(saved, folder / "stored/model.safetensors", metadata={"format": "pt"})
+    subprocess.run([CONVERT, folder / "stored", folder / "stored.gguf", "-q"], check=True)
+    names = [[tensor.name for tensor in gguf.GGUFReader(folder / file).tensors]
+             for file in ("model.gguf", "stored.gguf")]
+    assert names[0] == names[1], names[1]
+
+
 def come_back(name, folder):
     kind, more = CIRCLES[name]
     torch.manual_seed(len(name))
@@ -163,6 +177,8 @@ def come_back(name, folder):
     assert made == wanted, (name, made ^ wanted)
     check_memory(model, folder)
     check_half(folder)
+    if kind in (transformers.Gemma2Config, transformers.Gemma3TextConfig, transformers.Cohere2Config):
+        check_stored_output(folder)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder / "again", dtype=torch.float32)
     assert type(loaded) is type(model)
     exact = (logits(loaded) - logits(model)).abs().max().item()

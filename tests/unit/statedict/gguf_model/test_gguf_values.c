@@ -347,6 +347,10 @@ Test(gguf_values, what_has_no_key_is_refused_by_name)
         {"qwen3_moe", "\"vocab_size\": 8",
          "norm_topk_prob 0, but llama.cpp computes every 'qwen3moe'"},
         {"qwen2_moe", "\"norm_topk_prob\": true", "norm_topk_prob 1"},
+        {"deepseek_v3", "\"norm_topk_prob\": null", "norm_topk_prob null"},
+        {"deepseek_v3", "\"norm_topk_prob\": true, \"rope_interleave\": null", "rope_interleave 0"},
+        {"gpt_neox", "\"rotary_emb_base\": 777, \"rope_parameters\": {\"rope_theta\": 500}",
+         "rotary_emb_base 777 and rope_theta 500"},
         {"qwen2_moe", "\"mlp_only_layers\": [0]", "mlp_only_layers 1"},
         {"llama", "\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}",
          "rope_type 'dynamic'"},
@@ -372,6 +376,15 @@ Test(gguf_values, what_has_no_key_is_refused_by_name)
         cr_assert_eq(read_with(odd[i].type, odd[i].members), FSDP_ERR_USAGE, "%s", odd[i].members);
         cr_assert(strstr(err.text, odd[i].said), "%s", err.text);
     }
+}
+
+Test(gguf_values, a_model_of_more_layers_than_any_has_is_refused)
+{
+    config = "{\"model_type\": \"llama\", \"num_hidden_layers\": 5000, \"hidden_size\": 64, "
+             "\"num_attention_heads\": 4, \"max_position_embeddings\": 128, \"vocab_size\": 8}";
+    fsdp_named_values_release(&values);
+    cr_expect_eq(read_all(), FSDP_ERR_LIMIT);
+    cr_expect(strstr(err.text, "5000 layers"), "%s", err.text);
 }
 
 Test(gguf_values, what_changes_nothing_is_written)
@@ -594,6 +607,8 @@ Test(gguf_values, olmo3_lists_its_windows_and_olmo2_has_none)
         {"\"attention_bias\": true", "attention_bias 1"},
         {"\"tie_word_embeddings\": true", "llama.cpp loads no 'olmo2' whose output"}};
     static const char *const refused3[][2] = {
+        {"\"layer_types\": [\"full_attention\", \"full_attention\"]",
+         "no layer of sliding attention"},
         {"\"head_dim\": 8", "head_dim 8"},
         {"\"sliding_window\": null", "layers of sliding attention, but no sliding_window"},
         {"\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 5}, \"sliding_attention\": "
