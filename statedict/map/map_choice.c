@@ -338,8 +338,7 @@ static fsdp_status try_hub(const map_choice *choice, map_way *way, fsdp_error *e
     if (!is_for_loaders(choice) || map_hub_knows(choice->kind.class_name) != FSDP_HUB_OTHERS)
         return FSDP_OK;
     bool has_names = false;
-    way->is_short = false; /* maps of GGUF take names of memory, too, and those below a key */
-    FSDP_TRY(find_hub(choice, way, err));
+    FSDP_TRY(find_hub(choice, way, err)); /* maps of GGUF take names of memory, too */
     if (way->map)
         FSDP_TRY(has_hub_names(choice, &has_names, err));
     way->is_offered = way->map && !has_names;

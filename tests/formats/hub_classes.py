@@ -98,6 +98,22 @@ def names_below_a_key(folder):
     assert tensors(folder / "back.dcp") == tensors(source)
 
 
+def maps_of_gguf_take_no_part(folder):
+    """The map of GGUF for this family has these names, and they are not those of files."""
+    source, out, config = folder / "neox.pt", folder / "out", folder / "neox"
+    made.save(source, {"model": weights({
+        "gpt_neox.embed_in.weight": (5, 2), "gpt_neox.final_layer_norm.weight": (2,),
+        "gpt_neox.final_layer_norm.bias": (2,), "lm_head.weight": (5, 2)})})
+    config.mkdir()
+    (config / "config.json").write_text(json.dumps({
+        "model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "vocab_size": 5, "hidden_size": 2,
+        "num_hidden_layers": 0, "num_attention_heads": 1, "intermediate_size": 4}))
+    said = convert(source, out, "--to", "hf", "--copy-from", config)
+    assert "--names hub gives" in said, said
+    convert(source, out, "--to", "hf", "--copy-from", config, "--names", "hub")
+    assert "embed_out.weight" in tensors(out), tensors(out)
+
+
 def moments_are_not_renamed(folder):
     source, config = folder / "optim.pt", directory(folder / "config", LLAVA)
     moments = {name: {"exp_avg": one} for name, one in weights(MEMORY).items()}
@@ -153,8 +169,8 @@ def classes_are_known_by_their_whole_name(folder):
 
 
 def main():
-    for check in (names_of_files, names_below_a_key, moments_are_not_renamed, experts_keep_their_order,
-                  classes_are_known_by_their_whole_name):
+    for check in (names_of_files, names_below_a_key, maps_of_gguf_take_no_part, moments_are_not_renamed,
+                  experts_keep_their_order, classes_are_known_by_their_whole_name):
         with tempfile.TemporaryDirectory() as folder:
             check(Path(folder))
             print(check.__name__)
