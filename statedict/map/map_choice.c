@@ -445,9 +445,23 @@ static fsdp_status choose_any(map_choice *choice, map_way *way, fsdp_error *err)
                            choice->from->path, map);
 }
 
+/* Names below a key stay below it, where llama.cpp finds none. */
+static fsdp_status check_root(const map_choice *choice, const map_way *way, fsdp_error *err)
+{
+    const char *to = way->map ? fsdp_map_layout(way->map, !way->from_right) : "";
+    if (choice->root_size == 0 || way->is_offered || strcmp(to, "gguf") != 0)
+        return FSDP_OK;
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "cannot write '%s' as GGUF: its model lies below '%.*s'; convert it to hf first, "
+        "which leaves that out",
+        choice->from->path, (int)choice->root_size - 1, choice->root);
+}
+
 static fsdp_status choose(map_choice *choice, map_way *way, fsdp_error *err)
 {
     FSDP_TRY(choose_any(choice, way, err));
+    FSDP_TRY(check_root(choice, way, err));
     return way->map && !way->is_offered ? check_optim(choice, way, err) : FSDP_OK;
 }
 
