@@ -607,6 +607,8 @@ static fsdp_status check_target(const map_choice *choice, const map_way *way, fs
         return choice->kind.type[0] ? refuse_type(choice, target, err) : FSDP_OK;
     if (!request->target->caps.needs_config)
         return FSDP_OK; /* a note names the map */
+    if (request->config)
+        FSDP_TRY(fsdp_config_check(request->config, err));
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "a GGUF file needs the config.json of its model, with a model_type, and '%s' "
                      "has none next to it; --copy-from DIR names one",
