@@ -170,12 +170,18 @@ static fsdp_status read_list(fsdp_param_groups *groups, const fsdp_group_source 
     return FSDP_OK;
 }
 
+enum { PLACE_DIGITS = 18 };
+
 /* Makes the group of an entry's key. A parameter's name may be any text, a place is a number. */
 static fsdp_status begin_group(fsdp_param_groups *groups, const fsdp_group_source *from,
                                fsdp_error *err)
 {
     const char *key = from->name + from->parts.key;
     bool is_named = from->spelling == FSDP_GROUPS_NAMES;
+    size_t size = from->parts.key_size;
+    if (!is_named && (size > PLACE_DIGITS || (size > 1 && key[0] == '0')))
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%.200s': '%.*s' is not the number of a group",
+                         from->name, (int)(size < 40 ? size : 40), key);
     fsdp_param_group *group;
     FSDP_TRY(fsdp_groups_add(groups,
                              &(fsdp_param_group){.prefix = from->name,

@@ -178,6 +178,21 @@ Test(param_groups, a_group_without_parameters_has_no_entry_by_name)
                               "optim/param_groups.b.name='decay'\n");
 }
 
+/* "00" would be the place of "0", and so would a number without end. */
+Test(param_groups, one_place_has_one_spelling)
+{
+    static const char *const names[] = {"param_groups.00.lr", "param_groups.01.lr",
+                                        "param_groups.18446744073709551617.lr"};
+    take("param_groups.0.lr", fsdp_value_i64(0));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        fsdp_group_source from = {
+            .name = names[i], .value = &values[0], .spelling = FSDP_GROUPS_PLACES};
+        cr_assert(fsdp_group_name_split(names[i], strlen(names[i]), &from.parts));
+        cr_expect_eq(fsdp_groups_read(&groups, &from, &err), FSDP_ERR_DAMAGED);
+        cr_expect(strstr(err.text, "is not the number of a group"), "%s", err.text);
+    }
+}
+
 /* Entries may come in the order of names, where "10" is before "2", and those of two groups mixed. */
 Test(param_groups, places_are_in_their_order_whatever_that_of_the_entries)
 {
