@@ -150,7 +150,7 @@ static fsdp_status read_list(fsdp_param_groups *groups, const fsdp_group_source 
     const fsdp_value *list = from->value;
     for (size_t i = 0; list && list->kind == FSDP_VALUE_LIST && i < list->as.list.count; i++) {
         const fsdp_value *dict = &list->as.list.items[i];
-        fsdp_param_group *group;
+        fsdp_param_group *group = NULL;
         FSDP_TRY(fsdp_groups_add(groups,
                                  &(fsdp_param_group){.prefix = from->name,
                                                      .prefix_size = from->parts.prefix_size,
@@ -182,7 +182,7 @@ static fsdp_status begin_group(fsdp_param_groups *groups, const fsdp_group_sourc
     if (!is_named && (size > PLACE_DIGITS || (size > 1 && key[0] == '0')))
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%.200s': '%.*s' is not the number of a group",
                          from->name, (int)(size < 40 ? size : 40), key);
-    fsdp_param_group *group;
+    fsdp_param_group *group = NULL;
     FSDP_TRY(fsdp_groups_add(groups,
                              &(fsdp_param_group){.prefix = from->name,
                                                  .prefix_size = from->parts.prefix_size,
