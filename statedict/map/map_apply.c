@@ -106,7 +106,7 @@ static bool is_counted(const map_step *step, int variable)
 static map_binding map_counted_key(const map_step *step, const map_binding *binding,
                                    bool counts_all)
 {
-    map_binding key;
+    map_binding key = {0};
     int at = 0;
     for (int i = 0; i < MAP_VARIABLES; i++)
         if (!is_counted(step, i))
