@@ -11,8 +11,8 @@
  * fsdp_groups_join makes one of those with equal options.
  *
  * A reader calls fsdp_groups_read for its entries in any order and then fsdp_groups_sort. The model borrows
- * names, values and prefixes. It keeps damage, which its users judge: an item of a list that is not a dict is
- * a group without options, a key that is not text is an option without a name. Local, without I/O.
+ * names, values and prefixes. Its users judge an item of a list that is not a dict, which is a group without
+ * options, and a key that is not text, which is an option without a name. Local, without I/O.
  */
 #ifndef FSDP_PARAM_GROUPS_H
 #define FSDP_PARAM_GROUPS_H
@@ -92,7 +92,8 @@ typedef struct fsdp_group_source {
     size_t entry;              /* the reader's number of it */
 } fsdp_group_source;
 
-/* Reads all groups of a LIST, or one option of a group, or its list "params". */
+/* Reads all groups of a LIST, or one option of a group, or its list "params". FSDP_ERR_DAMAGED: a place has
+ * a zero in front, or too many digits; it would be that of another group. */
 FSDP_CHECKED fsdp_status fsdp_groups_read(fsdp_param_groups *groups, const fsdp_group_source *from,
                                           fsdp_error *err);
 /* Returns true for a list of dicts whose keys are text. */
