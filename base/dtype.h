@@ -49,7 +49,7 @@ typedef struct fsdp_dtype_info {
     const char *numpy;         /* "<f4"; NULL where NumPy has none */
 } fsdp_dtype_info;
 
-/* Returns all about a dtype; NULL for a number that is not a dtype. */
+/* Returns the description of a dtype; NULL for a number that is not a dtype. */
 FSDP_API const fsdp_dtype_info *fsdp_dtype_describe(fsdp_dtype dtype);
 
 /* Returns the bytes of one element, 0 for a number that is not a dtype. */
@@ -58,12 +58,12 @@ FSDP_API size_t fsdp_dtype_size(fsdp_dtype dtype);
 /* Returns the name "f32", "?" for a number that is not a dtype. */
 FSDP_API const char *fsdp_dtype_name(fsdp_dtype dtype);
 
-/* Returns the dtype of a name of `size` bytes ("f32"), FSDP_DTYPE_NONE when there is none. */
+/* Returns the dtype with a name of `size` bytes ("f32"); FSDP_DTYPE_NONE: no dtype has it. */
 FSDP_API fsdp_dtype fsdp_dtype_from_name(const char *name, size_t size);
 
-/* Returns the dtype of a name that people type: as fsdp_dtype_from_name, and also PyTorch's name
- * ("float16"), the name without its underscores ("f8e4m3fn"), and the usual others ("fp16", "half"). Not
- * for names in files. */
+/* Returns the dtype of a name that a user types. Accepts the names of fsdp_dtype_from_name, PyTorch's
+ * ("float16"), names without their underscores ("f8e4m3fn"), and the usual others ("fp16", "half"). Not for
+ * names in files. */
 FSDP_API fsdp_dtype fsdp_dtype_from_typed(const char *text, size_t size);
 
 #ifdef __cplusplus

@@ -3,8 +3,8 @@
  *
  * Every function that can fail returns an fsdp_status and takes an fsdp_error *err as its last argument,
  * which may be NULL. The first function that knows what went wrong fills it in; its callers forward it.
- * NULL for an object, name, path or output is FSDP_ERR_USAGE and names the argument; NULL options are the
- * defaults. A call without a status returns 0, false or NULL then; one that frees accepts NULL.
+ * If an object, name, path or output is NULL, a call returns FSDP_ERR_USAGE and names the argument, or, if
+ * it returns no status, 0, false or NULL. A call that frees accepts NULL. NULL options are the defaults.
  * There is no global "last error". A call that fails leaves nothing to release: its outputs are NULL, zero
  * or unchanged. A status is also the exit code of a tool that ends with it.
  */
@@ -37,7 +37,7 @@ typedef enum fsdp_status {
     FSDP_ERR_IO = 8,           /* any other I/O error */
     FSDP_ERR_LIMIT = 9,        /* memory or another resource */
     FSDP_ERR_PEER = 10,        /* another rank failed or did not answer in time */
-    FSDP_ERR_INTERNAL = 70,    /* a bug of ours: please report */
+    FSDP_ERR_INTERNAL = 70,    /* a bug of the library: please report it */
     FSDP_ERR_CANCELLED = 75    /* the caller asked to stop */
 } fsdp_status;
 
@@ -51,12 +51,12 @@ typedef struct fsdp_error {
     char text[FSDP_ERROR_TEXT];
 } fsdp_error;
 
-/* Fills err (unless NULL) and returns status, so that a failing function ends in one line. A text that is
- * too long loses its middle, so that the reason at its end stays. */
+/* Fills err (unless it is NULL) and returns status, so that a failing function ends in one line. A text that
+ * is too long is cut in the middle, so that it keeps the reason at its end. */
 FSDP_API fsdp_status fsdp_fail(fsdp_error *err, fsdp_status status, const char *format, ...)
     FSDP_PRINTF(3, 4);
 
-/* Does the same for a failed system call: the status follows from errnum, whose text is appended. */
+/* Fills err for a failed system call and returns the status that errnum stands for. Appends errnum's text. */
 FSDP_API fsdp_status fsdp_fail_errno(fsdp_error *err, int errnum, const char *format, ...)
     FSDP_PRINTF(3, 4);
 

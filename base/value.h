@@ -24,7 +24,7 @@ typedef enum fsdp_value_kind {
     FSDP_VALUE_OPAQUE,         /* bytes that only their writer understands */
     FSDP_VALUE_INTEGER,        /* an integer beyond 64 bits: decimal text */
     FSDP_VALUE_COMPLEX,
-    FSDP_VALUE_CLASS,          /* an object of a class without a rule: its name, "module.Class" */
+    FSDP_VALUE_CLASS,          /* an object of a class that has no rule: the class's name, "module.Class" */
     FSDP_VALUE_TENSOR          /* a tensor inside a value: its number among the tensors of its source */
 } fsdp_value_kind;
 
@@ -46,14 +46,17 @@ typedef struct fsdp_value {
 
 enum { FSDP_VALUE_DEPTH = 1024 };    /* a little more than pickles nest */
 
-/* Make values without memory; nothing to release. */
+/* Returns a boolean. The four values made here own no memory, and need no release. */
 FSDP_API fsdp_value fsdp_value_bool(bool value);
+/* Returns a signed integer. */
 FSDP_API fsdp_value fsdp_value_i64(int64_t value);
+/* Returns an unsigned integer. */
 FSDP_API fsdp_value fsdp_value_u64(uint64_t value);
+/* Returns a floating number. */
 FSDP_API fsdp_value fsdp_value_f64(double value);
 
-/* Replaces *value by a copy of the bytes. kind is one of those with bytes; STRING, INTEGER or CLASS that is
- * not UTF-8 is FSDP_ERR_USAGE. */
+/* Replaces *value by a copy of the bytes. kind is one of those with bytes. FSDP_ERR_USAGE for a STRING,
+ * INTEGER or CLASS that is not UTF-8. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_bytes(fsdp_value *value, fsdp_value_kind kind,
                                                        const void *data, size_t size, fsdp_error *err);
 
@@ -62,12 +65,12 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_bytes(fsdp_value *value, fsdp_v
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_items(fsdp_value *value, fsdp_value_kind kind,
                                                        size_t count, fsdp_error *err);
 
-/* Returns the list in a value that has an item per rank (readers of other programs' checkpoints make
- * them); borrowed. NULL for any other value. */
+/* Returns the list in a value that has an item per rank, as readers of other programs' checkpoints make
+ * them; borrowed from the value. NULL for any other value. */
 FSDP_API const fsdp_value *fsdp_value_per_rank(const fsdp_value *value);
 
-/* Copies the whole tree. *to_out is overwritten, not released; it is null after a failure. Lists and dicts
- * that nest more than FSDP_VALUE_DEPTH deep are FSDP_ERR_USAGE. */
+/* Copies the whole tree; the caller releases the copy. *to_out is overwritten, not released; it is null
+ * after a failure. FSDP_ERR_USAGE for lists and dicts that nest more than FSDP_VALUE_DEPTH deep. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_copy(const fsdp_value *from, fsdp_value *to_out,
                                                   fsdp_error *err);
 

@@ -11,11 +11,11 @@
  *   FSDP_TRY(fsdp_async_save_wait(saver, &report, err));
  *   fsdp_async_saver_free(saver);
  *
- * One save is in flight. Its failure is returned once, by the next fsdp_async_save or fsdp_async_save_wait,
- * with the same status on every rank; a saver that is freed before that reports it to watch.notice. The save
- * has a control plane of its own: it does not disturb the training's, and completes when the training fails
- * but all ranks live. After a rank was lost, the save in flight and all later ones are FSDP_ERR_PEER, and
- * nothing half-made is published.
+ * At most one save is in flight. The next fsdp_async_save or fsdp_async_save_wait returns its failure, once
+ * and with the same status on every rank; a saver that is freed before that reports it to watch.notice. The
+ * save has a separate control plane, so that it does not disturb that of the training, and completes if the
+ * training fails but all ranks live. After a rank was lost, the save in flight and all later ones fail with
+ * FSDP_ERR_PEER, and no incomplete checkpoint is published.
  *
  * Calls are local unless they are marked collective. A saver may be freed after its root (root.h). It belongs
  * to one rank and is used by the thread that uses the root. Callbacks of save.watch are called from the
@@ -32,55 +32,56 @@ extern "C" {
 
 typedef struct fsdp_async_saver fsdp_async_saver;
 
-/* All zero: the default. Equal on all ranks, but for pool_bytes. The threads of saves are nicer (19) than the
- * program's. */
+/* All zero: the default. Equal on all ranks, but for pool_bytes. The threads of saves have nice value 19. */
 typedef struct fsdp_async_opts {
     int deadline_ms;           /* of the saves' control plane; 0: the world's */
     bool allow_equal;          /* false: a save of another step whose model has the values of the previous
                                 * save is FSDP_ERR_USAGE, and is not written: the program probably trains
                                 * or saves another copy of the model. The report's is_stale is set in both
                                 * cases. Saves without step are not compared */
-    int64_t pool_bytes;        /* at most so much of a GPU's state is in the host's memory at once; 0: all.
-                                * The state comes in waves, and the next call that changes or frees it (an
-                                * optimizer's step) waits until the last wave is on its way and the others
-                                * are written. The pool is larger where it must hold the largest tensor
-                                * twice, and what is copied at once: memory of the host, and buffers */
+    int64_t pool_bytes;        /* limit on the bytes of a GPU's state in the host's memory; 0: none. The state
+                                * is copied in waves, and the next call that changes or frees it (an
+                                * optimizer's step) waits until the copy of the last wave has begun and the
+                                * others are written. The pool may be larger, since it must hold the largest
+                                * tensor twice, and all that is copied at once (state in host memory, and
+                                * buffers) */
 } fsdp_async_opts;
 
 /* The outcome of the last save that was started. */
 typedef struct fsdp_async_report {
-    const char *path;          /* of the checkpoint; NULL: none was started. The saver's, valid until the next
+    const char *path;          /* of the checkpoint; NULL: none was started. The saver owns it until the next
                                 * fsdp_async_save */
     int64_t step;              /* FSDP_NO_STEP if it has none */
-    int64_t bytes;             /* that this rank copied */
-    int64_t pool_bytes;        /* that the saver keeps for copies */
-    double wait_ms;            /* fsdp_async_save waited for the previous save */
+    int64_t bytes;             /* copied by this rank */
+    int64_t pool_bytes;        /* kept by the saver for copies */
+    double wait_ms;            /* in which fsdp_async_save waited for the previous save */
     double stall_ms;           /* the rest of that call: the copy, and one round of the ranks */
     double write_ms;           /* in the background, up to the published checkpoint */
     bool is_stale;             /* see allow_equal */
 } fsdp_async_report;
 
-/* Creates a saver between steps: allocates and touches memory for the present state, so that later copies
- * meet no page faults; create optimizers before. The memory grows when the state does. opts NULL: all
- * zero. FSDP_ERR_USAGE under MPI without MPI_THREAD_SERIALIZED: fsdp_root_save works there. Collective. */
+/* Creates a saver, which the caller frees; call it between steps, after the optimizers are created. Allocates
+ * and touches memory for the present state, so that later copies cause no page faults; the memory grows with
+ * the state. opts NULL: all zero. FSDP_ERR_USAGE under MPI without MPI_THREAD_SERIALIZED, where
+ * fsdp_root_save works. Collective. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_async_saver_create(fsdp_root *root, const fsdp_async_opts *opts,
                                                           fsdp_async_saver **saver_out, fsdp_error *err);
-/* Frees a saver after the save in flight, which ends as any save does: within the deadline when it makes
- * no progress. The world does this for savers that were not freed. Accepts NULL. */
+/* Waits for the save in flight, which ends within the deadline if it makes no progress, and frees the saver.
+ * The end of the world does this for savers that were not freed. Accepts NULL. */
 FSDP_API void fsdp_async_saver_free(fsdp_async_saver *saver);
 
 /*
- * Saves a copy, between steps. opts are those of fsdp_root_save and are copied; what watch and access
- * point to lives until the save has ended; save.threads 0 is 1 here. The call waits for the previous save
- * and, if that failed, returns its failure and saves nothing: call again. Otherwise it returns when the
- * copy is made, or a GPU's stream has it to make, on all ranks; or the failure that prevents the save.
- * Collective.
+ * Copies the state, between steps, and starts the save of the copy. opts are those of fsdp_root_save and are
+ * copied, but the data that watch and access point to must live until the save has ended; save.threads 0 is 1
+ * here. Waits for the previous save; if that failed, returns its failure and saves nothing: call again.
+ * Otherwise returns after the copy is made on all ranks, or issued to a GPU's stream, or returns the failure
+ * that prevents the save. Collective.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_async_save(fsdp_async_saver *saver, const char *dir,
                                                   const fsdp_root_save_opts *opts, fsdp_error *err);
 
-/* Waits for the end of the save in flight and returns its status, FSDP_OK when there is none or it was
- * returned before. report_out (may be NULL) is filled in also after a failure. */
+/* Waits for the end of the save in flight and returns its status; FSDP_OK if there is none or its status was
+ * returned before. Fills in *report_out also after a failure; report_out may be NULL. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_async_save_wait(fsdp_async_saver *saver, fsdp_async_report *report_out,
                                                        fsdp_error *err);
 /* Returns false while a save is in flight. Accepts NULL. */

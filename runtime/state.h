@@ -8,7 +8,7 @@
  *   optim.param_groups.<name>.<hyper>  lr, betas, eps, weight_decay, ... per parameter; with nested_optim
  *   optim.param_groups                 one list of a dict per group instead, {lr, ..., params: [names]}
  *
- * A dict is *sharded*, its values being the live memory of this rank's shards, or *full*, every value whole.
+ * In a *sharded* dict the tensors are the live memory of this rank's shards; in a *full* dict they are whole.
  * docs/runtime.md, "State dicts", describes the steps; checkpoint.h saves and loads dicts at any world size.
  */
 #ifndef FSDP_STATE_H
@@ -35,17 +35,17 @@ typedef struct fsdp_state_opts {
      * are merged, and have no parameter in common. */
     fsdp_optim *const *optims;
     size_t optim_count;
-    bool ignore_frozen;                /* parameters that need no gradient are neither got, nor missing,
-                                        * nor changed [ignore_frozen_params] */
+    bool ignore_frozen;                /* leaves out parameters that need no gradient: get does not return
+                                        * them, set does not change or miss them [ignore_frozen_params] */
     bool full_state_dict;              /* whole tensors, see below */
-    bool cpu_offload;                  /* get: copies instead of live memory; of a full dict only rank 0 gets
-                                        * data, the others an empty dict. set: nothing more to do here */
-    bool broadcast_from_rank0;         /* set, with full_state_dict: rank 0 has the dict, the others any or
-                                        * NULL */
+    bool cpu_offload;                  /* get: copies instead of live memory; only rank 0 gets a full dict,
+                                        * the others get an empty one. set: no effect */
+    bool broadcast_from_rank0;         /* set, with full_state_dict: rank 0 has the dict; that of the others
+                                        * is not used, and may be NULL */
     bool partial;                      /* set: names may be missing, and model names unexpected [not strict]
                                         * */
-    bool nested_optim;                 /* get: hyper-parameters as one list [not flatten_optimizer_state_dict]
-                                        * set takes both forms */
+    bool nested_optim;                 /* get: hyper-parameters as one list; set accepts both forms [not
+                                        * flatten_optimizer_state_dict] */
     const char *model_prefix, *optim_prefix;   /* NULL: "model.", "optim."; "" for none */
 
     /* Only entries below these modules; NULL: all of the model. */
@@ -53,7 +53,8 @@ typedef struct fsdp_state_opts {
     size_t submodule_count;
     bool drop_submodule_prefixes;      /* names lack their prefixes [not keep_submodule_prefixes] */
 
-    /* Returns the name of a parameter or buffer in state dicts; NULL: as it is. Read before the next call. */
+    /* Returns the name of a parameter or buffer in state dicts, which must live until the next call of it;
+     * NULL: its name in the model. rename NULL: all names are those of the model. */
     const char *(*rename)(void *context, const char *name);
     void *context;
 } fsdp_state_opts;
@@ -62,42 +63,44 @@ typedef struct fsdp_state_opts {
 
 /*
  * Gets the state dict of this rank, between steps; gathered parameters are resharded. opts NULL: all zero.
- * The dict is the caller's (fsdp_sd_free); on failure *sd_out is NULL.
+ * The caller frees the dict (fsdp_sd_free); after a failure *sd_out is NULL.
  *
- * Sharded: local, no copy. The dict borrows the memory of shards, moments and buffers: use it neither inside
- * a step nor after root and optimizers were freed. Parameters in flat ones (wrap.h) are runs of their
- * elements; buffers that are kept in another dtype than they were declared in are copies.
+ * Sharded: local, without a copy. The dict borrows the memory of shards, moments and buffers: use it neither
+ * inside a step nor after root and optimizers were freed. Parameters in flat ones (wrap.h) are ranges of
+ * their elements; buffers that are kept in another dtype than the declared one are copies.
  *
  * full_state_dict: collective over the world. Tensors are gathered one by one through one bounded buffer
- * into memory of the dict; ranks whose dicts differ are told the first name that does.
+ * into memory of the dict. If the dicts of ranks differ, the error names the first name that differs.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_get_state(fsdp_root *root, const fsdp_state_opts *opts,
                                                       fsdp_sd **sd_out, fsdp_error *err);
 
 /*
  * Copies `sd` into the root's parameters and optimizer state. Call it between steps: before backward, or
- * after the optimizer's step. Shapes and dtypes must be the same. When it fails before the copying began,
- * nothing was changed. Tensors that fsdp_sd_load has brought into a dict of fsdp_root_get_state are not
- * copied again: hyper-parameters and masters follow.
+ * after the optimizer's step. Shapes and dtypes must be the same. A failure of a check changes nothing. If
+ * fsdp_sd_load has loaded tensors into a dict of fsdp_root_get_state, they are not copied again, and this
+ * call sets hyper-parameters and masters.
  *
  * Sharded: local. Each tensor must have the parameter's layout; a whole one is refused.
  *
- * full_state_dict: local. Each tensor is whole on every rank, with the same values, and each rank takes its
- * part of it. With broadcast_from_rank0: collective over the world; one tensor at a time comes from rank 0
- * through one bounded buffer.
+ * full_state_dict: local. Each tensor is whole on every rank, with the same values, and each rank copies its
+ * part of it. With broadcast_from_rank0: collective over the world; rank 0 sends one tensor at a time through
+ * one bounded buffer.
  *
- * A parameter of several names may come under any of them; when its tensors differ, that of its own name
- * counts. State of optimizers may be named by any name of its parameter, or by its number in the optimizer,
- * as in Optimizer.state_dict(); `step` may be a number or a 0-d tensor; without `master` that follows the
- * parameter. Hyper-parameters come in either form. A flat parameter (wrap.h) has one step: those of its
- * parameters must not differ. Names outside both prefixes are the caller's own.
+ * A parameter with several names may be in the dict under any of them; if the tensors of these differ, that
+ * of the first name is used. State of optimizers may be named by any name of its parameter, or by the
+ * parameter's number in the optimizer, as in Optimizer.state_dict(); `step` may be a number or a 0-d tensor;
+ * a missing `master` is set from the parameter. Hyper-parameters may have either form. A flat parameter
+ * (wrap.h) has one step, so that those of its parameters must be equal. Names outside both prefixes belong to
+ * the caller and are ignored.
  *
- * FSDP_ERR_USAGE names what the optimizers here cannot continue, unless partial: state that they do not
- * keep, such as max_exp_avg_sq, and hyper-parameters that change steps, such as amsgrad and Adam's
+ * Unless partial is set, state that the optimizers here cannot continue is FSDP_ERR_USAGE: state that they do
+ * not keep, such as max_exp_avg_sq, and hyper-parameters that change steps, such as amsgrad and Adam's
  * decoupled_weight_decay=False with a decay. A momentum needs an optimizer that was made with one.
  *
- * report (may be NULL; freed by fsdp_load_report_release) lists names, also when they caused the failure:
- * missing ones, an error unless partial, and unexpected ones, an error below model_prefix unless partial.
+ * *report lists names, also after a failure: missing ones, which are an error unless partial is set, and
+ * unexpected ones, which are an error below model_prefix unless partial is set. report may be NULL; the
+ * caller releases it by fsdp_load_report_release.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_state(fsdp_root *root, const fsdp_sd *sd,
                                                       const fsdp_state_opts *opts, fsdp_load_report *report,
@@ -106,7 +109,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_state(fsdp_root *root, const fsd
 /* --- checkpoints ------------------------------------------------------------------------------ */
 
 /*
- * Saves and loads can do everything that checkpoint.h can, and take extra entries of the caller, such as
+ * Saves and loads have all options of checkpoint.h, and save and load extra entries of the caller, such as
  * the position in the data: a state dict with names that neither the model nor the optimizers have.
  *
  *   fsdp_root_save_opts opts = {.save.step = &step, .into_run = true, .extra = extra};
@@ -117,17 +120,17 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_state(fsdp_root *root, const fsd
  *   FSDP_TRY(fsdp_root_load(root, "run", &opts, err));
  */
 typedef struct fsdp_root_save_opts {
-    fsdp_state_opts state;     /* which state, under which names. Not full_state_dict, cpu_offload and
-                                * broadcast_from_rank0, which are FSDP_ERR_USAGE: save.kind says how it is
-                                * stored. FSDP_LOCAL stores flat parameters (wrap.h) as they are, and excludes
-                                * hybrid strategies */
+    fsdp_state_opts state;     /* the state to save, and its names. full_state_dict, cpu_offload and
+                                * broadcast_from_rank0 are FSDP_ERR_USAGE, because save.kind decides how the
+                                * state is stored. FSDP_LOCAL stores flat parameters (wrap.h) as they are, and
+                                * excludes hybrid strategies */
     fsdp_save_opts save;       /* kind, step, compress, overwrite, retain, ... */
-    bool into_run;             /* dir is a run: the checkpoint is RUN/step-N, by fsdp_run_save. Needs
+    bool into_run;             /* dir is a run: fsdp_run_save saves the checkpoint RUN/step-N. Needs
                                 * save.step; nothing is overwritten */
     const fsdp_sd *extra;      /* also saved: values, and tensors, whose memory is borrowed. May be NULL */
 } fsdp_root_save_opts;
 
-/* Saves the sharded dict as fsdp_sd_save does: on failure no checkpoint appears, and an old one is
+/* Saves the sharded dict as fsdp_sd_save does: after a failure no new checkpoint exists, and an old one is
  * untouched. opts NULL: all zero, which saves the model and all optimizers of the root. Collective over
  * the world. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_save(fsdp_root *root, const char *dir,
@@ -138,16 +141,16 @@ typedef struct fsdp_root_load_opts {
     fsdp_load_opts load;       /* check, cast, watch, ... partial is set here or in state. The report has
                                 * names as fsdp_root_set_state does, also when they caused the failure; and
                                 * the path. include and exclude are FSDP_ERR_USAGE: state has submodules */
-    fsdp_sd *extra;            /* also loaded: tensors into their memory (where there is none, memory of that
-                                * state dict), values replaced. A name that the checkpoint lacks is
-                                * missing; if partial, its entry does not change. May be NULL */
-    int64_t *step;             /* gets the checkpoint's step, FSDP_NO_STEP if it has none. May be NULL */
+    fsdp_sd *extra;            /* also loaded: tensors into their memory (allocated by that state dict if they
+                                * have none), values are replaced. A name that the checkpoint lacks is
+                                * missing; if partial is set, its entry does not change. May be NULL */
+    int64_t *step;             /* becomes the checkpoint's step, FSDP_NO_STEP if it has none. May be NULL */
 } fsdp_root_load_opts;
 
-/* Loads what fsdp_root_set_state takes from a checkpoint of any mesh, either API and any format that is
- * read (PyTorch's, saved under "model" and "optim"): each rank reads its part. In a run it takes the
- * newest good one. opts NULL: all zero. Nothing is changed when names, shapes or dtypes do not fit; after
- * a failed read, contents are undefined. Collective over the world. */
+/* Loads the state that fsdp_root_set_state sets from a checkpoint of any mesh, of either API and of any
+ * format that is read (PyTorch's, saved under "model" and "optim"); each rank reads its part. If path is a
+ * run, loads its newest good checkpoint. opts NULL: all zero. If names, shapes or dtypes do not match,
+ * nothing changes; after a failed read the contents are undefined. Collective over the world. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_load(fsdp_root *root, const char *path,
                                                  const fsdp_root_load_opts *opts, fsdp_error *err);
 

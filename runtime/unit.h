@@ -4,9 +4,10 @@
  * its states, docs/flow_step.md a whole step.
  *
  * Hooks, gathers by hand and the setting of a separate reduce-scatter group are collective in the unit's
- * groups: their ranks call them in one order. Every other call is local, but all ranks set the same values.
- * A unit belongs to the model and is freed with it. Units are used by one thread at a time. A call that comes
- * at the wrong time is FSDP_ERR_USAGE and changes nothing; any other failure stays the root's (root.h).
+ * groups: all ranks of these call them in the same order. Every other call is local, but all ranks set the
+ * same values. A unit belongs to the model and is freed with it. One thread at a time uses the units of a
+ * model. A call at the wrong time returns FSDP_ERR_USAGE and changes nothing; any other failure is kept by
+ * the root (root.h).
  */
 #ifndef FSDP_UNIT_H
 #define FSDP_UNIT_H
@@ -24,13 +25,13 @@ typedef struct fsdp_unit fsdp_unit;
  * computed in the stored dtype. A unit without a mesh is FSDP_ERR_USAGE. */
 typedef struct fsdp_unit_opts {
     const fsdp_mesh *mesh;             /* connected, see fsdp_world_mesh */
-    const char *shard_dims;            /* "dp": names of mesh dims, joined by commas; several are seen as one.
-                                        * NULL with replicate_dims NULL: of one dim, it; of more, the first
-                                        * replicates and the second shards */
+    const char *shard_dims;            /* "dp": names of mesh dims, joined by commas; several are used as one.
+                                        * NULL with replicate_dims NULL: a mesh of one dim shards; of a larger
+                                        * mesh the first dim replicates and the second shards */
     const char *replicate_dims;        /* "" for none; with shard_dims "" the unit is replicated (DDP) */
     int reshard_after_forward;         /* FSDP_RESHARD_AUTO and below it, or a number of ranks */
     fsdp_dtype param_dtype;            /* of gathered parameters; FSDP_DTYPE_NONE: as stored */
-    fsdp_dtype reduce_dtype;           /* gradients are reduced in; NONE: the parameter's stored dtype */
+    fsdp_dtype reduce_dtype;           /* of the reduction of gradients; NONE: the parameter's stored dtype */
     fsdp_dtype output_dtype;           /* NONE: as computed; see fsdp_unit_output_dtype */
     bool keep_input_dtype;             /* inputs are not cast to param_dtype; see fsdp_unit_input_dtype */
     bool offload;                      /* shards, their gradients and their optimizers' state live in host
@@ -45,9 +46,9 @@ typedef struct fsdp_unit_opts {
 } fsdp_unit_opts;
 
 /*
- * Creates a unit of every parameter that has no unit yet and whose name is `prefix` or begins with
- * "prefix.". Create inner units first. A unit may have no parameters, when inner units took them all or they
- * are ignored. `opts` are copied; NULL: all zero. The unit is the model's; unit_out may be NULL.
+ * Creates a unit of all parameters that have no unit yet and whose name is `prefix` or begins with
+ * "prefix.". Create inner units first. A unit has no parameters if inner units have taken them all or they
+ * are ignored. `opts` are copied; NULL: all zero. The model owns the unit; unit_out may be NULL.
  *
  * FSDP_ERR_USAGE when no parameter, buffer or alias has such a name, with the nearest one that exists, when
  * a unit has that prefix already, and for "": fsdp_root_create makes the unit of the rest.
@@ -65,18 +66,17 @@ FSDP_API fsdp_param *fsdp_unit_param_at(const fsdp_unit *unit, size_t i);
 
 /* --- hooks ------------------------------------------------------------------------------------ */
 
-/*
- * Gather the parameters (pre_forward and pre_backward), reshard them (post_forward), or reduce the gradients
- * and reshard the parameters (post_backward). A hook that is called twice in a row does nothing the second
- * time, but post_forward without its pre_forward is FSDP_ERR_USAGE. post_backward may come without
- * pre_backward: it reduces the gradients that exist.
- *
- * Activations may be recomputed in backward: a pre_forward of a unit whose backward has begun, or of a unit
- * inside it, gathers, and its post_forward does not reshard.
- */
+/* A hook that is called twice in a row does nothing the second time. Activations may be recomputed in
+ * backward: the pre_forward of a unit whose backward has begun, or of a unit inside it, gathers, and its
+ * post_forward does not reshard. All hooks are collective in the unit's groups. */
+
+/* Gathers the parameters, before the unit's forward. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_pre_forward(fsdp_unit *unit, fsdp_error *err);
+/* Reshards the parameters, after the unit's forward. FSDP_ERR_USAGE without pre_forward. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_post_forward(fsdp_unit *unit, fsdp_error *err);
+/* Gathers the parameters, before the unit's backward. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_pre_backward(fsdp_unit *unit, fsdp_error *err);
+/* Reshards the parameters and reduces the gradients that exist, also without pre_backward. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_post_backward(fsdp_unit *unit, fsdp_error *err);
 
 typedef enum fsdp_hook {
@@ -87,8 +87,8 @@ typedef enum fsdp_hook {
 } fsdp_hook;
 
 typedef struct fsdp_unshard_handle fsdp_unshard_handle;
-/* Gathers outside the hooks. *handle_out (may be NULL) is the unit's; fsdp_unshard_wait or the next
- * pre_forward waits for it. */
+/* Gathers the parameters outside the hooks. The unit owns *handle_out, which may be NULL; fsdp_unshard_wait
+ * or the next pre_forward waits for the gather. Collective in the unit's groups. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_unshard(fsdp_unit *unit, bool is_async,
                                                     fsdp_unshard_handle **handle_out, fsdp_error *err);
 /* Waits for a gather of fsdp_unit_unshard. */
@@ -96,24 +96,24 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard_wait(fsdp_unshard_handle *handle,
 /* Frees the gathered parameters at once. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_reshard(fsdp_unit *unit, fsdp_error *err);
 
-/* --- memory of parameters, once the root is made ------------------------------------------------ */
+/* --- memory of parameters, after the root is made ----------------------------------------------- */
 
-/* The library owns this memory: the shard always, the gathered data between pre_forward and post_forward,
- * and between pre_backward and post_backward. A pointer that is asked for in another state is NULL;
- * fsdp_param_error gives the reason, otherwise it is the error of the next call on that root. */
+/* The library owns this memory. A shard always exists; the gathered data exists between pre_forward and
+ * post_forward, and between pre_backward and post_backward. In another state a call returns NULL;
+ * fsdp_param_error returns the reason, or else the next call on that root does. */
 
-/* Returns this rank's rows, packed, of the parameter's dtype; the whole of a buffer. *box_out (may be
- * NULL) says which rows; it may be empty. */
+/* Returns this rank's rows, packed, in the parameter's dtype; the whole of a buffer. *box_out (may be NULL)
+ * becomes the box of these rows, which may be empty. */
 FSDP_API void *fsdp_param_shard(fsdp_param *param, fsdp_box *box_out);
 
 /* Returns the gathered data that this rank computes with, row-major, of its data_dtype
  * (fsdp_param_describe). */
 FSDP_API void *fsdp_param_data(fsdp_param *param);
-/* Returns the box of that data: the whole, but for tensor parallel parameters. */
+/* Gets the box of that data: the whole tensor, unless the parameter is tensor parallel. */
 FSDP_API void fsdp_param_data_box(const fsdp_param *param, fsdp_box *box_out);
 
-/* Returns the gradient of this backward, as large as the data; it is zeroed on the first request, and the
- * caller adds to it. */
+/* Returns the gradient of this backward, as large as the data. The first call zeroes it, and the caller adds
+ * to it. */
 FSDP_API void *fsdp_param_grad(fsdp_param *param);
 /* Returns the gradient without zeroing it: the caller overwrites all of it. */
 FSDP_API void *fsdp_param_grad_raw(fsdp_param *param);
@@ -127,9 +127,8 @@ FSDP_API void *fsdp_param_shard_grad(fsdp_param *param);
  *   if (!weight)
  *       return fsdp_param_error(param, err);
  *
- * The reason is that of the first such failure of any parameter of this root, and is returned once: here, or
- * else by the next call on the root. FSDP_OK when there is none: NULL was right (no gradient has been
- * reduced).
+ * It is the reason of the first such failure of any parameter of this root, and is returned once: here, or
+ * else by the next call on the root. FSDP_OK if nothing failed: no gradient has been reduced.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_error(const fsdp_param *param, fsdp_error *err);
 
@@ -141,8 +140,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_requires_grad(fsdp_param *param
 
 /* --- settings, named as PyTorch's ------------------------------------------------------------- */
 
-/* A setting is a switch, 1 or 0, unless its line has other values. The last two change how a unit
- * communicates: FSDP_ERR_USAGE inside a forward or backward. The others take effect with the next hook. */
+/* A setting is 1 or 0, unless its comment says otherwise. The last two change how a unit communicates, and
+ * are FSDP_ERR_USAGE inside a forward or backward. The others take effect with the next hook. */
 typedef enum fsdp_unit_setting {
     /* Default 1. 0: post_backward keeps gradients whole and adds them up. Also sets REQUIRES_ALL_REDUCE. */
     FSDP_UNIT_REQUIRES_GRADIENT_SYNC,
@@ -159,8 +158,8 @@ typedef enum fsdp_unit_setting {
     FSDP_UNIT_REDUCE_SCATTER_UNUSED_PARAMS,
     /* Default 1. The number of inputs in flight, at least 1; units of one root share the largest. */
     FSDP_UNIT_REDUCE_SCATTER_MAX_INPUT_BUFFERS,
-    /* Default 0. 1: reduce-scatter has a communicator of its own, apart from all-gather; the first time, this
-     * is collective. */
+    /* Default 0. 1: reduce-scatter has another communicator than all-gather; the first call that sets this is
+     * collective. */
     FSDP_UNIT_SEPARATE_REDUCE_SCATTER_GROUP,
     /* Default 0. 1: buffers are in memory that the communicator allocates; FSDP_ERR_USAGE with a custom
      * collective. */
@@ -173,8 +172,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set(fsdp_unit *unit, fsdp_unit_setti
  * restores the mean. FSDP_ERR_USAGE unless the factor is positive and finite. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_gradient_divide_factor(fsdp_unit *unit, double factor,
                                                                        fsdp_error *err);
-/* Sets the units that this unit's `hook` gathers ahead: FSDP_HOOK_PRE_FORWARD or FSDP_HOOK_PRE_BACKWARD.
- * `units` are of one root, and are copied. n 0 restores the default. */
+/* Sets the units that this unit's `hook`, FSDP_HOOK_PRE_FORWARD or FSDP_HOOK_PRE_BACKWARD, gathers ahead of
+ * their own hooks. `units` are copied, and belong to one root. n 0 restores the default. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_prefetch(fsdp_unit *unit, fsdp_hook hook,
                                                          fsdp_unit *const *units, size_t n, fsdp_error *err);
 
@@ -186,10 +185,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_create_list(fsdp_model *model, const
                                                         fsdp_unit **unit_out, fsdp_error *err);
 
 /*
- * Calls the hook of one member of a unit of fsdp_unit_create_list; `member` is the index of its prefix.
- * The first pre_forward gathers, the last post_forward reshards. A backward ends with the last post_backward
- * of the members that ran in forward: a member that is called several times reduces as often. A forward that
- * not all members came through ends with fsdp_root_end_forward.
+ * Calls the hook of one member of a unit of fsdp_unit_create_list; `member` is the index of its prefix. The
+ * first pre_forward gathers, the last post_forward reshards. A backward ends with the last post_backward of
+ * the members that ran in forward; a member that is called several times reduces as often. If not all
+ * members ran, fsdp_root_end_forward ends the forward.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_member_hook(fsdp_unit *unit, size_t member, fsdp_hook hook,
                                                         fsdp_error *err);
@@ -208,12 +207,12 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_custom_collective(fsdp_unit *uni
 
 /* --- mixed precision of activations ----------------------------------------------------------- */
 
-/* Returns the dtype to cast the unit's inputs to, or `dtype` itself if it is not floating or no cast is
- * configured. */
+/* Returns the dtype to which the caller casts the unit's inputs; `dtype` itself if it is not floating or no
+ * cast is configured. */
 FSDP_API fsdp_dtype fsdp_unit_input_dtype(const fsdp_unit *unit, fsdp_dtype dtype);
-/* Returns the dtype to cast the unit's outputs to, likewise. */
+/* Returns the dtype to which the caller casts the unit's outputs; `dtype` itself as above. */
 FSDP_API fsdp_dtype fsdp_unit_output_dtype(const fsdp_unit *unit, fsdp_dtype dtype);
-/* Casts n elements, for the two calls above. */
+/* Casts n elements; the buffers do not overlap. Cannot fail. */
 FSDP_API void fsdp_cast(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t n);
 
 #ifdef __cplusplus

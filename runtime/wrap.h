@@ -1,26 +1,27 @@
 /*
  * Wraps a model as PyTorch's FullyShardedDataParallel does, over the same engine as units (unit.h). This API
  * is for programs that use sharding strategies, wrap policies and flat parameters, and for checkpoints that
- * FSDP1 users know. docs/runtime.md says what differs from PyTorch.
+ * FSDP1 users know. docs/runtime.md lists the differences from PyTorch.
  *
- * The caller declares a model (model.h) and makes no units: fsdp_wrap_create does, one per module that the
- * policy wants, and one of the rest. One flat parameter holds the parameters of a unit: a 1-D tensor that
- * is cut into one chunk per rank, also inside of a parameter. The handles of fsdp_model_add stay valid:
+ * The caller declares a model (model.h) and makes no units. fsdp_wrap_create makes one unit per module that
+ * the policy selects, and one of the rest. A flat parameter holds the parameters of a unit: it is a 1-D
+ * tensor that is cut into one chunk per rank, and a cut may be inside a parameter. The handles of
+ * fsdp_model_add stay valid:
  *
- *   fsdp_param_data, fsdp_param_grad     the parameter's part of the gathered flat parameter; a gradient is
- *                                        always zeroed on the first request, also by fsdp_param_grad_raw
- *   fsdp_param_shard                     its part in this rank's chunk: a run of its elements in
- *                                        row-major order, which need not be whole rows. The box is that run:
- *                                        one dim, (first, count), count 0 for none
- *   fsdp_param_shard_grad                the reduced gradient of that run
- *   layout, of fsdp_param_describe       NULL: no box says it
+ *   fsdp_param_data, fsdp_param_grad     the parameter's part of the gathered flat parameter; the first call
+ *                                        always zeroes a gradient, also that of fsdp_param_grad_raw
+ *   fsdp_param_shard                     the parameter's part of this rank's chunk: a range of its elements
+ *                                        in row-major order, which need not be whole rows. The box is that
+ *                                        range: one dim, (first, count), count 0 for none
+ *   fsdp_param_shard_grad                the reduced gradient of that range
+ *   layout, of fsdp_param_describe       NULL, because no box describes the range
  *
- * Hooks of gradients (fsdp_param_set_post_accumulate_hook) are the flat parameter's.
+ * Hooks of gradients (fsdp_param_set_post_accumulate_hook) belong to the flat parameter.
  *
- * Everything else is the root's, fsdp_wrap_root: first values (root_init.h), optimizers, clipping and loss
+ * All other calls take the root, fsdp_wrap_root: initial values (root_init.h), optimizers, clipping and loss
  * scaling (optim.h), steps (root.h, unit.h), state dicts and checkpoints (state.h). They show declared
- * parameters, with the names, shapes and dtypes that they were declared with, so that either API loads the
- * other's checkpoints at any world size. PyTorch's FSDP1 calls have these counterparts:
+ * parameters with their declared names, shapes and dtypes, so that either API loads the other's checkpoints
+ * at any world size. PyTorch's FSDP1 calls have these counterparts:
  *
  *   FULL_STATE_DICT, rank0_only          fsdp_state_opts.full_state_dict, with cpu_offload
  *   SHARDED_STATE_DICT, LOCAL_           sharded; checkpoints of kind FSDP_SHARDED, FSDP_LOCAL
@@ -29,12 +30,12 @@
  *   scatter_full_optim_state_dict
  *   sync_module_states                   fsdp_root_sync_from_rank0
  *
- * Optimizers ask their groups about declared parameters with use_orig_params, and do not step frozen or
- * unmatched ones; otherwise about flat ones. A flat parameter has one gradient: of several optimizers the
- * first that steps any of it uses it up, so all of it belongs to one of them.
+ * With use_orig_params the groups of an optimizer match declared parameters, and frozen or unmatched ones are
+ * not stepped; otherwise they match flat parameters. A flat parameter has one gradient, which the first step
+ * of any part of it drops, so that all of it must belong to one optimizer.
  *
- * Everything is *local* unless it says collective: made by all ranks of the world in one order. All ranks
- * wrap alike. One fsdp_wrap is used by one thread at a time.
+ * Calls are local unless they are marked collective: then all ranks of the world make them in the same order.
+ * All ranks wrap alike. One thread at a time uses an fsdp_wrap.
  */
 #ifndef FSDP_WRAP_H
 #define FSDP_WRAP_H
@@ -59,8 +60,8 @@ typedef enum fsdp_wrap_strategy {
     FSDP_WRAP_HYBRID_SHARD_ZERO2 /* SHARD_GRAD_OP in rows of the mesh, replicated likewise */
 } fsdp_wrap_strategy;
 
-/* The time at which the unit whose backward comes next is gathered. A wrong guess costs a gather, never
- * correctness. */
+/* The time at which the unit whose backward is expected next is gathered. A wrong prediction costs a gather;
+ * results do not change. */
 typedef enum fsdp_wrap_prefetch {
     FSDP_WRAP_BACKWARD_PRE = 0,  /* before this unit computes: most overlap, most memory */
     FSDP_WRAP_BACKWARD_POST,     /* after this unit is resharded, before it reduces */
@@ -92,8 +93,8 @@ typedef enum fsdp_wrap_policy_kind {
     FSDP_POLICY_ALWAYS,       /* every module but lists */
     FSDP_POLICY_NAMES,        /* the modules with these names; '*' stands for one element: "layers.*" */
     FSDP_POLICY_TYPES,        /* those of these types. A name or type that no module has is FSDP_ERR_USAGE */
-    FSDP_POLICY_SIZE,         /* those with min_elements that are not wrapped yet; lists are only searched,
-                                * the types named are taken whole or not at all */
+    FSDP_POLICY_SIZE,         /* those with min_elements that are not wrapped yet. A list is never a unit
+                                * itself; modules of the types named are units as a whole or not at all */
     FSDP_POLICY_CUSTOM        /* those for which `wants` returns true */
 } fsdp_wrap_policy_kind;
 
@@ -124,9 +125,10 @@ typedef struct fsdp_wrap_opts {
                                 * and they are at multiples of 16 bytes; otherwise it sees flat ones */
     bool unlimited_gathers;    /* otherwise at most 2 gathers are in flight: the host waits for memory that
                                 * was freed, prefetches beyond that are left out [not limit_all_gathers] */
-    fsdp_dtype buffer_dtype;   /* buffers are kept in; saved in their own. NONE: their own */
-    /* Left whole, neither sharded nor reduced: modules (not the units inside of them that NAMES wraps), or
-     * single parameters. One of the two. Names that nothing has are FSDP_ERR_USAGE. */
+    fsdp_dtype buffer_dtype;   /* of buffers in memory; they are saved as declared. NONE: as declared */
+    /* Modules (without the units inside them that NAMES wraps), or single parameters, that stay whole and are
+     * neither sharded nor reduced. Only one of the two lists may be given. FSDP_ERR_USAGE for a name that
+     * does not exist. */
     const char *const *ignored_modules, *const *ignored_states;
     size_t ignored_module_count, ignored_state_count;
 } fsdp_wrap_opts;
@@ -141,9 +143,9 @@ FSDP_API void fsdp_wrap_free(fsdp_wrap *wrap);
 
 /* Returns the root, which is the fsdp_wrap's and is freed with it. */
 FSDP_API fsdp_root *fsdp_wrap_root(fsdp_wrap *wrap);
-/* Returns the unit of exactly that module, "" for the root; NULL when the module is not a unit. */
+/* Returns the unit of that module, "" for the root; NULL if the module is not a unit. The model owns it. */
 FSDP_API fsdp_unit *fsdp_wrap_unit(fsdp_wrap *wrap, const char *module);
-/* Returns the flat parameter of a unit, named MODULE._flat_param; NULL when nothing is in it. Its shard,
+/* Returns the flat parameter of a unit, named MODULE._flat_param; NULL if the unit has none. Its shard,
  * gradient and layout are those of any parameter of one dim. */
 FSDP_API fsdp_param *fsdp_wrap_flat_param(fsdp_wrap *wrap, const fsdp_unit *unit);
 
@@ -159,16 +161,16 @@ FSDP_API fsdp_wrap_training fsdp_wrap_training_state(const fsdp_wrap *wrap);
 typedef struct fsdp_wrap_place {
     fsdp_param *flat;          /* NULL: it was ignored, or is a buffer; the rest is zero then */
     int64_t offset, count;     /* in the flat parameter */
-    int64_t first, local;      /* this rank's run of it: first element, elements; local 0: none */
-    int64_t at;                /* the run's first element in this rank's chunk */
+    int64_t first, local;      /* this rank's range of it: first element, elements; local 0: none */
+    int64_t at;                /* the range's first element in this rank's chunk */
 } fsdp_wrap_place;
 /* Returns the place of a declared parameter. */
 FSDP_API fsdp_wrap_place fsdp_wrap_place_of(const fsdp_param *param);
 
 /* --- training --------------------------------------------------------------------------------- */
 
-/* Keeps gradients whole and adds them up until it is switched off, between steps; the next backward after
- * that reduces them [no_sync]. */
+/* Sets whether backwards add up gradients without reducing them [no_sync]. Call it between steps. The first
+ * backward after it is switched off reduces the sum. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_set_accumulating(fsdp_wrap *wrap, bool is_accumulating,
                                                              fsdp_error *err);
 
@@ -186,34 +188,36 @@ typedef struct fsdp_wrap_bucket {
     struct fsdp_stream *stream;
     void *native;
 } fsdp_wrap_bucket;
-/* Runs on a stream's thread, on a GPU on the program's, once per unit and reduction; collectives go
- * through comm and are made by all its ranks alike. It is not called where a unit has one rank. */
+/* Runs on a stream's thread, or with a GPU on the program's thread, once per unit and reduction. All ranks of
+ * comm make the same collectives over it. The hook is not called in a unit of one rank. */
 typedef fsdp_status (*fsdp_wrap_comm_hook)(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
                                            fsdp_error *err);
 /* Registers a hook for all units, once, before the first forward. FSDP_ERR_USAGE with hybrid strategies. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook hook,
                                                                void *context, fsdp_error *err);
-/* Compute the mean in narrow numbers, divided before the sum and after it: hooks that need no context. */
+/* Computes the mean in f16, dividing partly before the sum and partly after it. A hook without a context. */
 FSDP_API fsdp_status fsdp_wrap_fp16_compress_hook(void *context, fsdp_comm *comm,
                                                   const fsdp_wrap_bucket *bucket, fsdp_error *err);
+/* Computes the mean in bf16, likewise. */
 FSDP_API fsdp_status fsdp_wrap_bf16_compress_hook(void *context, fsdp_comm *comm,
                                                   const fsdp_wrap_bucket *bucket, fsdp_error *err);
 
 /* --- whole parameters ------------------------------------------------------------------------- */
 
 typedef struct fsdp_wrap_summon_opts {
-    bool only_unit;            /* not those of modules below it [not recurse] */
-    bool discard_changes;      /* but those of NO_SHARD units stay in any case [not writeback] */
-    bool rank0_only;           /* only rank 0 keeps them, on the others fsdp_param_data is NULL */
-    bool offload_to_cpu;       /* into host memory */
-    bool with_grads;           /* also the reduced gradients: fsdp_param_grad, NULL where there is none */
+    bool only_unit;            /* gathers only the unit, not those below it [not recurse] */
+    bool discard_changes;      /* writes no changes back; NO_SHARD units keep them anyway [not writeback] */
+    bool rank0_only;           /* only rank 0 gets the parameters; on the others fsdp_param_data is NULL */
+    bool offload_to_cpu;       /* gathers into host memory */
+    bool with_grads;           /* also gathers reduced gradients: fsdp_param_grad, NULL if there is none */
 } fsdp_wrap_summon_opts;
 
 /*
- * Gathers parameters, between steps, in the dtype they are stored in, until fsdp_wrap_summon_end:
- * fsdp_param_data has them. unit NULL: the root. At the end each rank's own run of what was changed goes
- * back, and no rank talks to another: change them alike, or each rank its own. opts may be NULL. f32 masters
- * of narrow parameters follow. Until then no optimizer is made or steps. Collective.
+ * Gathers parameters, between steps, in their stored dtype; fsdp_param_data returns them until
+ * fsdp_wrap_summon_end. unit NULL: the root. At the end each rank writes its own range of the changed values
+ * to its shard, without communication: change the values alike on all ranks, or on each rank only its own
+ * range. f32 masters of narrow parameters follow. opts may be NULL. Until the end no optimizer is made or
+ * steps. Collective.
  *
  * FSDP_ERR_USAGE, as in PyTorch: rank0_only without discard_changes; with_grads without use_orig_params or
  * with offload_to_cpu; offload_to_cpu of a NO_SHARD unit. Also: inside a step, and twice.
@@ -221,8 +225,8 @@ typedef struct fsdp_wrap_summon_opts {
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_summon_full_params(fsdp_wrap *wrap, fsdp_unit *unit,
                                                                const fsdp_wrap_summon_opts *opts,
                                                                fsdp_error *err);
-/* Ends the summoning: writes changes to the shards, as said above, and frees the gathered parameters.
- * FSDP_ERR_USAGE when none are summoned. */
+/* Writes changes to the shards, as described above, and frees the gathered parameters. FSDP_ERR_USAGE if no
+ * parameters are gathered by fsdp_wrap_summon_full_params. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_summon_end(fsdp_wrap *wrap, fsdp_error *err);
 
 /* --- keys of optimizer state ------------------------------------------------------------------ */
@@ -236,10 +240,11 @@ typedef struct fsdp_wrap_optim_input {
 
 typedef enum fsdp_wrap_key_type { FSDP_WRAP_PARAM_NAME = 0, FSDP_WRAP_PARAM_ID } fsdp_wrap_key_type;
 
-/* Makes a dict of optimizer state (FSDP_STATE_OPTIM, nested_optim, optim_prefix "") with other keys:
- * names, or positions in input (0, 1, ...). Borrows the memory of sd's tensors. Keys of that type already
- * do not change; the state of names that input lacks is left out. FSDP_ERR_USAGE: keys of both types, or a
- * position that input does not have. The lists `params` follow, and are sorted. */
+/* Makes a dict of optimizer state (FSDP_STATE_OPTIM, nested_optim, optim_prefix "") with other keys: names,
+ * or positions in input (0, 1, ...). The caller frees the dict, which borrows the memory of sd's tensors.
+ * Keys that are of that type already do not change; the state of names that input lacks is left out. The
+ * lists `params` get the same keys, and are sorted. FSDP_ERR_USAGE for keys of both types, and for a position
+ * that input does not have. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_rekey_optim_state(const fsdp_sd *sd, fsdp_wrap_key_type type,
                                                               const fsdp_wrap_optim_input *input,
                                                               fsdp_sd **sd_out, fsdp_error *err);

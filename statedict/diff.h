@@ -1,12 +1,13 @@
 /*
- * Compares the states of two checkpoints, whatever their kinds, world sizes and layouts: tensors as whole
- * tensors, streamed from both sides, values as values. Local.
+ * Compares the states of two checkpoints; their kinds, world sizes and layouts may differ. Whole tensors are
+ * streamed from both sides. The call is local.
  *
- * The texts of safetensors (__metadata__) are compared as values "__metadata__.KEY"; "format"
- * is "pt" where it is missing.
+ * The metadata of safetensors (__metadata__) are compared as values "__metadata__.KEY"; a missing "format" is
+ * "pt".
  *
- * Without tolerances elements are equal when their bits are: NaN equals the same NaN, 0.0 and -0.0 differ.
- * Real floating tensors of different dtypes are compared by value. An alias counts as the tensor it names.
+ * Without tolerances two elements are equal if their bits are equal: NaN equals the same NaN, 0.0 and -0.0
+ * differ. Real floating tensors of different dtypes are compared by value. An alias counts as the tensor that
+ * it names.
  */
 #ifndef FSDP_DIFF_H
 #define FSDP_DIFF_H
@@ -31,7 +32,7 @@ typedef struct fsdp_diff_item {
     const fsdp_entry *a, *b;   /* NULL on the side that lacks the name */
     const char *why;           /* DIFFERS: "kind", "dtype", "shape", "value", "nesting"; NULL: the data */
     const char *nesting[2];    /* of "nesting": "in a tuple", "in a list", "whole", "in a dict" */
-    /* of data that differs */
+    /* For data that differs: */
     int64_t elements, differing;
     int64_t at[FSDP_MAX_DIMS]; /* index of the element that differs most */
     char from[FSDP_DIFF_ELEMENT], to[FSDP_DIFF_ELEMENT];   /* that element in a and in b */
@@ -45,21 +46,21 @@ typedef struct fsdp_diff_summary { int64_t equal, differ, only_a, only_b, bytes;
 typedef struct fsdp_diff_opts {
     double atol, rtol;         /* equal when |a - b| <= atol + rtol * |b| ... */
     int64_t ulp;               /* ... or at most this many steps of their dtype apart */
-    bool keys_only;            /* names, kinds, dtypes and shapes; no data, no values */
+    bool keys_only;            /* compares names, kinds, dtypes and shapes; no data, no values */
     const char *include, *exclude;     /* see fsdp_filter_create */
     const char *const *renames;        /* "s/REGEX/NEW/" in order: from names of a to those of b */
     size_t rename_count;
     int threads;
     int64_t memory;
-    /* Once per name, after all is compared: in a's order, then names only in b in b's order. The item lives
-     * for the call. */
+    /* Called once per name, after all data is compared: in a's order, then for names that only b has, in b's
+     * order. The item lives for the call. */
     void (*visit)(void *context, const fsdp_diff_item *item);
     void *visit_context;
     fsdp_watch watch;
 } fsdp_diff_opts;
 
-/* Compares a with b, which stay open. FSDP_OK when they are equal, FSDP_DIFFERS when not; also, with the
- * reason in err, when the patterns select no name of either side. opts and summary_out may be NULL. */
+/* Compares a with b, which stay open. Returns FSDP_OK if they are equal and FSDP_DIFFERS if not; also, with
+ * the reason in err, if the patterns select no name of either side. opts and summary_out may be NULL. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_diff(fsdp_checkpoint *a, fsdp_checkpoint *b,
                                                        const fsdp_diff_opts *opts,
                                                        fsdp_diff_summary *summary_out, fsdp_error *err);

@@ -25,7 +25,7 @@ typedef struct fsdp_mesh fsdp_mesh;
 /*
  * Creates a mesh of ndim dims (1..4, each size >= 1), which the caller frees. names[i] are 1..31 bytes of
  * [A-Za-z0-9_.-], all different. ranks: the world ranks in row-major mesh order, all different, or NULL for
- * 0, 1, 2, ... All are copied. FSDP_ERR_USAGE names what breaks these rules.
+ * 0, 1, 2, ... All arguments are copied. FSDP_ERR_USAGE names the argument that breaks these rules.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_mesh_create(int ndim, const int64_t *shape,
                                                    const char *const *names, const int *ranks,
@@ -50,9 +50,9 @@ FSDP_API bool fsdp_mesh_equal(const fsdp_mesh *a, const fsdp_mesh *b);
 
 typedef enum fsdp_placement_kind {
     FSDP_REPLICATE = 0,
-    FSDP_SHARD,                /* dim: chunk rule, size ceil(n / parts), the last ones may be empty */
-    FSDP_STRIDED_SHARD,        /* dim, split: FSDP on top of a TP that cut the same dim `split` times */
-    FSDP_PARTIAL               /* not reduced yet: no state dict takes it */
+    FSDP_SHARD,                /* dim: cut into chunks of ceil(n / parts); the last ones may be empty */
+    FSDP_STRIDED_SHARD,        /* dim, split: FSDP after TP has cut the same dim into `split` pieces */
+    FSDP_PARTIAL               /* not reduced yet; state dicts refuse it */
 } fsdp_placement_kind;
 
 typedef struct fsdp_placement {
@@ -98,8 +98,8 @@ typedef struct fsdp_layout {
     int64_t flat_offset;                               /* ... and where this tensor begins in it */
 } fsdp_layout;
 
-/* A layout from outside a state dict is not checked: adding a tensor does that. The calls below expect a
- * layout that is right for the shape. */
+/* The calls below expect a layout that fits the shape. They do not check it; adding a tensor to a state dict
+ * does. */
 
 /* Returns the number of boxes that a rank holds: 0 when it is not in the mesh or its box is empty. */
 FSDP_API size_t fsdp_layout_box_count(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank);

@@ -1,13 +1,13 @@
 /*
  * A state dict is a list of names, each a tensor, a value or an alias of a tensor.
  *
- * Every rank declares every tensor (name, dtype, global shape, layout) and brings the memory of its own
- * boxes. That memory is borrowed: it must stay until the call that uses the state dict returns. Everything
+ * Every rank declares every tensor (name, dtype, global shape, layout) and provides the memory of its own
+ * boxes. That memory is borrowed: it must live until the call that uses the state dict returns. Everything
  * else (names, shapes, meshes, boxes, values) is copied.
  *
- * A name is UTF-8 with a length, 0..65,535 bytes, and may hold NUL and '/'. A repeated name, another
- * broken rule, or a layout that does not fit its shape is FSDP_ERR_USAGE, and nothing is added. All
- * calls are local; a state dict is used by one thread at a time.
+ * A name is UTF-8 with a length, 0..65,535 bytes, and may hold NUL and '/'. If a name is repeated, a layout
+ * does not fit its shape, or another rule is broken, an add returns FSDP_ERR_USAGE and adds nothing. All
+ * calls are local; one thread at a time uses a state dict.
  */
 #ifndef FSDP_SD_H
 #define FSDP_SD_H
@@ -31,7 +31,7 @@ typedef struct fsdp_entry {
     size_t name_size;
     /* The nesting of the name in programs with dicts and lists: the bytes of each element in the name, whose
      * elements are joined by dots; negative for a position in a list; with flags for numbers and tuples
-     * (base/data/name_path.h). NULL: not known. */
+     * (base/data/name_path.h). NULL: the nesting is not known. */
     const int32_t *path;
     size_t path_count;
     /* TENSOR */
@@ -67,7 +67,7 @@ typedef struct fsdp_tensor {
                                   none, or when the state dict only describes */
 } fsdp_tensor;
 
-/* Adds a tensor: borrows its data and copies all else. */
+/* Adds a tensor: borrows its data and copies everything else. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_tensor(fsdp_sd *sd, const char *name, size_t name_size,
                                                      const fsdp_tensor *tensor, fsdp_error *err);
 
@@ -75,8 +75,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_tensor(fsdp_sd *sd, const char *na
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_value(fsdp_sd *sd, const char *name, size_t name_size,
                                                     const fsdp_value *value, fsdp_error *err);
 
-/* Adds a second name of a tensor that was added before (tied weights). An alias as target stands for its
- * tensor. */
+/* Adds a second name of a tensor that was added before (tied weights). If target is an alias, the tensor of
+ * that alias is meant. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_alias(fsdp_sd *sd, const char *name, size_t name_size,
                                                     const char *target, size_t target_size,
                                                     fsdp_error *err);
@@ -102,15 +102,17 @@ FSDP_API size_t fsdp_sd_count(const fsdp_sd *sd);
 /* Returns an entry, in the order in which they were added, borrowed until the next add or the free; NULL
  * after the last. */
 FSDP_API const fsdp_entry *fsdp_sd_at(const fsdp_sd *sd, size_t index);
-/* Returns the index of an entry, -1 when there is no such name. */
+/* Returns the index of an entry; -1 if no entry has this name. */
 FSDP_API int64_t fsdp_sd_find(const fsdp_sd *sd, const char *name, size_t name_size);
-/* Points a tensor entry at other memory, which is borrowed. Does not change other entries. */
+/* Points a tensor entry at other memory, which is borrowed. Does nothing for an entry that is not a tensor.
+ * */
 FSDP_API void fsdp_sd_set_data(fsdp_sd *sd, size_t index, void *data);
-/* Replaces the value of a value entry. *value is moved and left null; for other entries it is released. */
+/* Moves *value into a value entry and leaves it null. If the entry is not a value, *value is only released.
+ * */
 FSDP_API void fsdp_sd_set_value(fsdp_sd *sd, size_t index, fsdp_value *value);
 
-/* Gives every tensor entry without memory zeroed memory for the boxes that `rank` holds of it. The memory
- * belongs to the state dict; fsdp_sd_free frees it. */
+/* Allocates zeroed memory for the boxes that `rank` holds, for every tensor entry without memory. The state
+ * dict owns the memory; fsdp_sd_free frees it. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_allocate(fsdp_sd *sd, int rank, fsdp_error *err);
 
 /* Returns the bytes of a whole tensor entry; 0 for other entries. */
@@ -120,8 +122,9 @@ FSDP_API int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank);
 
 /* --- entries of optimizers ------------------------------------------------------------------- */
 
-/* Returns true when some names begin with the element state and others with param_groups, or when all
- * names do so after a number, as in a list of optimizers: both are an optimizer's then. */
+/* Returns true if the names state and param_groups belong to an optimizer: some names begin with the one
+ * element and some with the other, or all names begin with a number and then one of these, as in a list of
+ * optimizers. */
 FSDP_API bool fsdp_sd_state_is_optim(const fsdp_sd *sd);
 /* Returns true when the entry belongs to an optimizer: its name, or what follows "app." in it, begins with
  * the element optim, optimizer, optimizers, opt, optimizer_state_dict, optimizer_states, optimizer_0 or
