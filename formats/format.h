@@ -1,8 +1,8 @@
 /*
- * The formats of checkpoints. A format is a room of formats/ that describes itself by one fsdp_format: its
- * names, the paths that it reads and writes, and what it can do. The library and the tools ask for a
- * capability, and never for a name. All calls are local, any thread may make them, and formats live as long
- * as the process.
+ * Describes the formats of checkpoints. A format is a room of formats/ that describes itself by one
+ * fsdp_format: its names, the paths that it reads and writes, and what it can do. The library and the tools
+ * ask for a capability, and never for a name. All calls are local, any thread may make them, and formats live
+ * as long as the process.
  *
  * formats/detect/format_list.inc lists the formats: to add one, add its room and a line there.
  */
@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-/* Capabilities of a format. All false: the format holds tensors with names, and nothing else. */
+/* What a format can do. All false: it holds tensors with names, and nothing else. */
 typedef struct fsdp_caps {
     /* The entries that it holds. */
     bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */

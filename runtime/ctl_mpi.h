@@ -1,6 +1,6 @@
 /*
- * The control plane over MPI (library fsdp_mpi). It uses a duplicate of the given communicator, so that its
- * messages never mix with those of the program.
+ * Creates the control plane over MPI (library fsdp_mpi). It uses a duplicate of the given communicator, so
+ * that its messages never mix with those of the program.
  *
  * The program calls fsdp_ctl_mpi_world or fsdp_ctl_mpi_comm, uses the control plane, and calls fsdp_ctl_free,
  * then fsdp_mpi_finalize. The two calls that create a control plane are collective over its communicator.

@@ -1,5 +1,6 @@
 /*
- * Optimizers on the shards of a root, the norm of its gradients, and schedules of the learning rate.
+ * Steps optimizers on the shards of a root, clips and scales its gradients, and computes learning-rate
+ * schedules.
  *
  * The state of a parameter is in the same kind of memory as its shard: moments have its layout, the step is a
  * 0-d f32 tensor. In state dicts they are optim.state.<name>.step, .exp_avg, .exp_avg_sq, .momentum_buffer
@@ -27,7 +28,7 @@ typedef struct fsdp_optim_group {
 } fsdp_optim_group;
 
 /* A 0 stands for the default in the comment. For a real zero, pass a number too small to matter (1e-300).
- * Opts NULL: all defaults. */
+ * Opts may be NULL: all defaults. */
 typedef struct fsdp_adamw_opts {
     double lr, beta1, beta2, eps;      /* 1e-3, 0.9, 0.999, 1e-8 */
     double weight_decay;       /* 0: none. PyTorch's default is 0.01 */

@@ -53,7 +53,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_
  * calls of root_init.h set all values; fsdp_root_set_state and loads set those of their entries (partial
  * loads may follow each other); fsdp_param_shard counts as setting its parameter. While a value is missing,
  * begin_forward, gathers by hand, saves, and copies of state are FSDP_ERR_USAGE and name the missing values.
- * Not for roots of the API of FSDP1.
+ * The call is not available for roots of the API of FSDP1.
  *
  * PyTorch uses the meta device for this, which also saves memory. Here a declared parameter has no memory in
  * any case, and fsdp_root_create allocates this rank's rows only.

@@ -48,7 +48,8 @@ typedef struct fsdp_custom_collective {
      * hook fails with FSDP_ERR_LIMIT and names the unit. alloc NULL: the buffers are the library's, or the
      * communicator's if that was set before. */
     void *(*alloc)(void *context, size_t size);
-    /* Frees a buffer. NULL: the user frees the buffers after the root is freed. Not called without alloc. */
+    /* Frees a buffer. NULL: the user frees the buffers after the root is freed. It is not called
+     * without alloc. */
     void (*dealloc)(void *context, void *data);
     fsdp_status (*run)(void *context, fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
 } fsdp_custom_collective;

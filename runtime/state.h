@@ -28,7 +28,7 @@ typedef enum fsdp_state_part {
     FSDP_STATE_OPTIM           /* without the model [get_optimizer_state_dict] */
 } fsdp_state_part;
 
-/* All zero: everything, sharded, strict. In brackets: PyTorch's StateDictOptions. */
+/* All zero: everything, sharded, strict. The names in brackets are those of PyTorch's StateDictOptions. */
 typedef struct fsdp_state_opts {
     fsdp_state_part part;
     /* The optimizers whose state it is; NULL: all of the root, in the order in which they were made. Several
@@ -48,7 +48,7 @@ typedef struct fsdp_state_opts {
                                         * flatten_optimizer_state_dict] */
     const char *model_prefix, *optim_prefix;   /* NULL: "model.", "optim."; "" for none */
 
-    /* Only entries below these modules; NULL: all of the model. */
+    /* Limits the dict to entries below these modules; NULL: all of the model. */
     const char *const *submodules;
     size_t submodule_count;
     bool drop_submodule_prefixes;      /* names lack their prefixes [not keep_submodule_prefixes] */

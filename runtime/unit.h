@@ -21,8 +21,8 @@ extern "C" {
 
 typedef struct fsdp_unit fsdp_unit;
 
-/* Options of a unit. All zero but the mesh: FSDP over a mesh of one dim, HSDP over one of several,
- * computed in the stored dtype. A unit without a mesh is FSDP_ERR_USAGE. */
+/* Decides how a unit is sharded. All zero but the mesh: FSDP over a mesh of one dim, HSDP over one of
+ * several, computed in the stored dtype. A unit without a mesh is FSDP_ERR_USAGE. */
 typedef struct fsdp_unit_opts {
     const fsdp_mesh *mesh;             /* connected, see fsdp_world_mesh */
     const char *shard_dims;            /* "dp": names of mesh dims, joined by commas; several are used as one.

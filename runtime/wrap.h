@@ -232,7 +232,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_summon_end(fsdp_wrap *wrap, fsdp_err
 /* --- keys of optimizer state ------------------------------------------------------------------ */
 
 /* The parameters that the optimizer was given, by position: names of declared parameters, or of flat ones
- * without use_orig_params. Groups one after the other. */
+ * without use_orig_params. The groups follow one another. */
 typedef struct fsdp_wrap_optim_input {
     const char *const *names;
     size_t count;

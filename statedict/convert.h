@@ -75,7 +75,7 @@ typedef enum fsdp_tied {
     FSDP_TIED_DROP             /* one name, also of embeddings that are equal byte by byte */
 } fsdp_tied;
 
-/* Hyper-parameters of optimizers in a "dcp" target. */
+/* How a "dcp" target stores hyper-parameters of optimizers. */
 typedef enum fsdp_optim_form {
     FSDP_OPTIM_FORM_DEFAULT = 0,       /* nested if fsdp_root_save stored them, else as they are */
     FSDP_OPTIM_FORM_NESTED,    /* a list of groups [PyTorch's get_optimizer_state_dict] */
