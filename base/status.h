@@ -51,6 +51,24 @@ typedef struct fsdp_error {
     char text[FSDP_ERROR_TEXT];
 } fsdp_error;
 
+/* Forwards a failure of call to the caller of the enclosing function. */
+#define FSDP_TRY(call)                       \
+    do {                                     \
+        fsdp_status try_status_ = (call);    \
+        if (try_status_ != FSDP_OK)          \
+            return try_status_;              \
+    } while (0)
+
+/* Writes "error: TEXT" to standard error, unless the status is FSDP_OK, and returns the exit code. Control
+ * characters are spelled out, so that a path cannot change the terminal. */
+FSDP_API int fsdp_error_report(const fsdp_error *err);
+
+/* Returns one or two words for a status, e.g. "damaged". Never NULL. */
+FSDP_API const char *fsdp_status_name(fsdp_status status);
+
+/* Returns the version of the library, "0.1.0". */
+FSDP_API const char *fsdp_version(void);
+
 /* Fills err (unless it is NULL) and returns status, so that a failing function ends in one line. A text that
  * is too long is cut in the middle, so that it keeps the reason at its end. */
 FSDP_API fsdp_status fsdp_fail(fsdp_error *err, fsdp_status status, const char *format, ...)
@@ -62,24 +80,6 @@ FSDP_API fsdp_status fsdp_fail_errno(fsdp_error *err, int errnum, const char *fo
 
 /* Puts "CONTEXT: " before the text of an error that a lower layer filled in. */
 FSDP_API void fsdp_error_prefix(fsdp_error *err, const char *format, ...) FSDP_PRINTF(2, 3);
-
-/* Writes "error: TEXT" to standard error, unless the status is FSDP_OK, and returns the exit code. Control
- * characters are spelled out, so that a path cannot change the terminal. */
-FSDP_API int fsdp_error_report(const fsdp_error *err);
-
-/* Returns the version of the library, "0.1.0". */
-FSDP_API const char *fsdp_version(void);
-
-/* Returns one or two words for a status, e.g. "damaged". Never NULL. */
-FSDP_API const char *fsdp_status_name(fsdp_status status);
-
-/* Forwards a failure of call to the caller of the enclosing function. */
-#define FSDP_TRY(call)                       \
-    do {                                     \
-        fsdp_status try_status_ = (call);    \
-        if (try_status_ != FSDP_OK)          \
-            return try_status_;              \
-    } while (0)
 
 #ifdef __cplusplus
 }

@@ -50,10 +50,6 @@ extern "C" {
  * has no options of fsdp_launch. */
 typedef int (*fsdp_rank_main)(void *context, fsdp_world *world, int argc, char **argv);
 
-/* Checks whether --device NAME works here. FSDP_ERR_USAGE says what is missing, where it was sought and what
- * to do. Opens no device, but CUDA does not work in processes that are forked later. Local. */
-FSDP_API fsdp_status fsdp_launch_find_device(const char *name, fsdp_error *err);
-
 /*
  * Starts or connects the ranks, and calls body in each. Returns the program's exit code: that of the rank
  * that failed first, by time, or 0. After a failure the ranks that still run are ended within the deadline.
@@ -70,6 +66,10 @@ FSDP_API fsdp_status fsdp_launch_find_device(const char *name, fsdp_error *err);
  * which ends without MPI_Finalize, because that would wait for the others.
  */
 FSDP_API int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *context);
+
+/* Checks whether --device NAME works here. FSDP_ERR_USAGE says what is missing, where it was sought and what
+ * to do. Opens no device, but CUDA does not work in processes that are forked later. Local. */
+FSDP_API fsdp_status fsdp_launch_find_device(const char *name, fsdp_error *err);
 
 #ifdef __cplusplus
 }

@@ -42,11 +42,50 @@ FSDP_API size_t fsdp_root_unit_count(const fsdp_root *root);
  * declared, and last the units without parameters. NULL after the last. */
 FSDP_API fsdp_unit *fsdp_root_unit_at(const fsdp_root *root, size_t i);
 
-/* Joins the contexts of two roots: their units gather and reduce in one order, share buffers in flight, and
- * count memory together. Call it before the first step and before `root` has an optimizer. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_root *with, fsdp_error *err);
+/* --- a step ----------------------------------------------------------------------------------- */
 
-/* --- values ----------------------------------------------------------------------------------- */
+/* These three calls are collective in the groups of the units: all ranks make the calls of a step in the same
+ * order. */
+
+/* Starts a step. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_error *err);
+/* Ends the forward: completes units whose members did not all run. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_end_forward(fsdp_root *root, fsdp_error *err);
+/* Ends the backward: reduces the gradients that are not reduced yet, and waits for all reductions. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_end_backward(fsdp_root *root, fsdp_error *err);
+
+/*
+ * Declares that the forward and backward that follow are microbatch i of the n of a step: gradients are added
+ * up unreduced, and the last microbatch reduces the sum and waits for it. Call it on all ranks, before
+ * begin_forward; a step of one microbatch does not need the call. Sets FSDP_UNIT_REQUIRES_GRADIENT_SYNC of
+ * all units, and makes each backward end with its microbatch. FSDP_ERR_USAGE inside a forward or backward,
+ * and unless 0 <= i < n.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_begin_microbatch(fsdp_root *root, int64_t i, int64_t n,
+                                                             fsdp_error *err);
+
+/* Declares whether the following forwards have no backward (torch.no_grad): then any number of them may
+ * follow each other, and pre_backward is FSDP_ERR_USAGE. Call it outside a forward and backward. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_evaluating(fsdp_root *root, bool is_evaluating,
+                                                           fsdp_error *err);
+
+/* Drops the reduced gradients of all parameters. */
+FSDP_API void fsdp_root_zero_grad(fsdp_root *root);
+
+/* Discards the step after an error of the program itself: reshards every parameter, and drops the gradients
+ * of the step, including those kept without sync and partial ones. FSDP_ERR_USAGE while another root on
+ * this context has a backward that was not waited for. A later wait for a backward that the reset dropped is
+ * FSDP_ERR_USAGE, too. Collective while a step is under way, else local. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *err);
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+/* Returns the bytes on this rank, without the rounding of allocations. */
+FSDP_API fsdp_memory fsdp_root_memory(const fsdp_root *root);
+/* Starts peaks again from the current bytes, for all roots that share the context. */
+FSDP_API void fsdp_root_reset_peak(fsdp_root *root);
+
+/* --- rare calls ------------------------------------------------------------------------------- */
 
 /*
  * Counts all values as missing from now on, so that training from the zeros of a new root is refused. The
@@ -60,38 +99,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_expect_values(fsdp_root *root, fsdp_error *err);
 
-/* --- a step ----------------------------------------------------------------------------------- */
-
-/* These three calls are collective in the groups of the units: all ranks make the calls of a step in the same
- * order. */
-
-/* Starts a step. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_error *err);
-/* Ends the forward: completes units whose members did not all run. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_end_forward(fsdp_root *root, fsdp_error *err);
-/* Ends the backward: reduces the gradients that are not reduced yet, and waits for all reductions. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_end_backward(fsdp_root *root, fsdp_error *err);
-
-/* Declares whether the following forwards have no backward (torch.no_grad): then any number of them may
- * follow each other, and pre_backward is FSDP_ERR_USAGE. Call it outside a forward and backward. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_evaluating(fsdp_root *root, bool is_evaluating,
-                                                           fsdp_error *err);
-
-/* Discards the step after an error of the program itself: reshards every parameter, and drops the gradients
- * of the step, including those kept without sync and partial ones. FSDP_ERR_USAGE while another root on
- * this context has a backward that was not waited for. A later wait for a backward that the reset dropped is
- * FSDP_ERR_USAGE, too. Collective while a step is under way, else local. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *err);
-
-/*
- * Declares that the forward and backward that follow are microbatch i of the n of a step: gradients are added
- * up unreduced, and the last microbatch reduces the sum and waits for it. Call it on all ranks, before
- * begin_forward; a step of one microbatch does not need the call. Sets FSDP_UNIT_REQUIRES_GRADIENT_SYNC of
- * all units, and makes each backward end with its microbatch. FSDP_ERR_USAGE inside a forward or backward,
- * and unless 0 <= i < n.
- */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_begin_microbatch(fsdp_root *root, int64_t i, int64_t n,
-                                                             fsdp_error *err);
+/* Joins the contexts of two roots: their units gather and reduce in one order, share buffers in flight, and
+ * count memory together. Call it before the first step and before `root` has an optimizer. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_root *with, fsdp_error *err);
 
 /* Declares whether the next backward is the last one of the step (default: true). Call it before the
  * backward, with the same value on all ranks. Only the last backward waits for reductions, for those of all
@@ -116,16 +126,6 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_finalize_backward(fsdp_root *root, b
 /* Waits for the reductions; a second wait does nothing. FSDP_ERR_USAGE if a reset dropped this backward.
  * Collective as end_backward. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_finalize_wait(fsdp_finalize_handle *handle, fsdp_error *err);
-
-/* Drops the reduced gradients of all parameters. */
-FSDP_API void fsdp_root_zero_grad(fsdp_root *root);
-
-/* --- memory ----------------------------------------------------------------------------------- */
-
-/* Returns the bytes on this rank, without the rounding of allocations. */
-FSDP_API fsdp_memory fsdp_root_memory(const fsdp_root *root);
-/* Starts peaks again from the current bytes, for all roots that share the context. */
-FSDP_API void fsdp_root_reset_peak(fsdp_root *root);
 
 #ifdef __cplusplus
 }

@@ -86,16 +86,6 @@ typedef enum fsdp_hook {
     FSDP_HOOK_POST_BACKWARD
 } fsdp_hook;
 
-typedef struct fsdp_unshard_handle fsdp_unshard_handle;
-/* Gathers the parameters outside the hooks. The unit owns *handle_out, which may be NULL; fsdp_unshard_wait
- * or the next pre_forward waits for the gather. Collective in the unit's groups. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_unshard(fsdp_unit *unit, bool is_async,
-                                                    fsdp_unshard_handle **handle_out, fsdp_error *err);
-/* Waits for a gather of fsdp_unit_unshard. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard_wait(fsdp_unshard_handle *handle, fsdp_error *err);
-/* Frees the gathered parameters at once. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_reshard(fsdp_unit *unit, fsdp_error *err);
-
 /* --- memory of parameters, after the root is made ----------------------------------------------- */
 
 /* The library owns this memory. A shard always exists; the gathered data exists between pre_forward and
@@ -137,6 +127,18 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_param_error(const fsdp_param *param, fsdp
  * or backward, in a flat parameter (wrap.h), and for true with a buffer or a dtype that is not floating. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_requires_grad(fsdp_param *param, bool requires_grad,
                                                                fsdp_error *err);
+
+/* --- gathers by hand -------------------------------------------------------------------------- */
+
+typedef struct fsdp_unshard_handle fsdp_unshard_handle;
+/* Gathers the parameters outside the hooks. The unit owns *handle_out, which may be NULL; fsdp_unshard_wait
+ * or the next pre_forward waits for the gather. Collective in the unit's groups. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_unshard(fsdp_unit *unit, bool is_async,
+                                                    fsdp_unshard_handle **handle_out, fsdp_error *err);
+/* Waits for a gather of fsdp_unit_unshard. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard_wait(fsdp_unshard_handle *handle, fsdp_error *err);
+/* Frees the gathered parameters at once. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_reshard(fsdp_unit *unit, fsdp_error *err);
 
 /* --- settings, named as PyTorch's ------------------------------------------------------------- */
 
