@@ -16,6 +16,12 @@
  * NCCL's unique ids, calls without a stream (host memory: the norm of a clipping), the comparison of --check,
  * and what the watches tell each other. NCCL carries nothing else than tensors.
  *
+ * Creation must not block: the watch aborts it when a rank is lost. Calls must: for each call of a communicator
+ * that does not block, NCCL (2.23.4 and later) starts a thread. So one communicator of all ranks, the creator,
+ * is made from a unique id and does not block; it carries no calls. Each group is split from it, and blocks:
+ * the state of the creator tells when the split is done. An NCCL that cannot split (before 2.18) makes each
+ * group from an id of its own, and starts no threads.
+ *
  * A call returns when NCCL has launched it, and ends later on the device. So a group keeps the calls that
  * were given and are not done: after each, its stream sets a flag in staging memory. The watch of each rank
  * wakes several times per second, asks NCCL for errors, and exchanges a beat with the others' watches, which
@@ -64,7 +70,7 @@ typedef struct nccl_group {
     uint64_t id;               /* the number of its creation: equal on all ranks */
     pthread_mutex_t calling;   /* one thread calls NCCL with the communicator; taken before `lock` */
     fsdp_nccl_comm handle;     /* NULL: not made yet, or aborted */
-    fsdp_nccl_comm split;      /* NCCL puts the last one that was split from it here, when that is made */
+    fsdp_nccl_comm split;      /* of the creator: NCCL writes the last one that was split from it here */
     nccl_factor factors[FSDP_NCCL_FACTORS];
     uint64_t factors_made;
     pthread_mutex_t lock;      /* of all below */
@@ -115,8 +121,9 @@ struct nccl_transport {
     fsdp_device *device;
     const fsdp_nccl *nccl;
     bool check;
+    int *all;                  /* ranks: 0, 1, ... */
     uint64_t groups_made;
-    nccl_group *parent;        /* the group of all ranks, of which others are split; NULL: none yet */
+    fsdp_comm *creator;        /* of all ranks, without calls: groups are split from it; NULL: none */
     _Atomic int64_t busy_until_ms;
     pthread_mutex_t lock;      /* of the lists and of is_leaving; taken before those of groups */
     pthread_cond_t changed;

@@ -1,7 +1,6 @@
 /*
  * The transport over NCCL: its groups (their memory, their calls, their creation and end) and the transport
- * itself. The first group, of all ranks, is made from a unique id, which the inner transport
- * carries; later ones are split from it where NCCL can. See comm_nccl.h.
+ * itself. See comm_nccl.h.
  */
 #include "runtime/comm_nccl/transport_nccl.h"
 #include "base/core/clock.h"
@@ -99,7 +98,8 @@ static void *nccl_alloc(fsdp_transport *base, size_t size)
     block->next = transport->blocks;
     transport->blocks = block;
     for (nccl_group *group = transport->groups; group; group = group->next)
-        register_block(block, group);
+        if (group->comm != transport->creator)
+            register_block(block, group);
     pthread_mutex_unlock(&transport->lock);
     return block->data;
 }
@@ -505,20 +505,18 @@ static void unregister_group(nccl_group *group)
         at = &(*at)->next;
     if (*at)
         *at = group->next;
-    if (transport->parent == group)
-        transport->parent = NULL;
     transport->closed[group->id] = 1 + group->issued;
     pthread_mutex_unlock(&transport->lock);
 }
 
 /* --- NCCL's communicator ------------------------------------------------------------------------ */
 
-static fsdp_nccl_config make_config(void)
+static fsdp_nccl_config make_config(bool blocking)
 {
     return (fsdp_nccl_config){.size = sizeof(fsdp_nccl_config),
                               .magic = (unsigned)FSDP_NCCL_MAGIC,
                               .version = FSDP_NCCL_LEAST,
-                              .blocking = 0};
+                              .blocking = blocking};
 }
 
 /* Collective in the group. */
@@ -542,7 +540,7 @@ static fsdp_status share_id(nccl_group *group, fsdp_nccl_id *id, fsdp_error *err
 static fsdp_status join(nccl_group *group, fsdp_error *err)
 {
     const nccl_transport *transport = group->transport;
-    fsdp_nccl_config config = make_config();
+    fsdp_nccl_config config = make_config(false);
     fsdp_nccl_id id;
     FSDP_TRY(share_id(group, &id, err));
     (void)transport->device->ops->choose_gpu(transport->device); /* NCCL takes this thread's */
@@ -555,56 +553,48 @@ static fsdp_status join(nccl_group *group, fsdp_error *err)
     return result == FSDP_NCCL_CUDA_ERROR && err ? (err->status = FSDP_ERR_USAGE) : status;
 }
 
-/* All ranks are told the failure of the parent, so nobody needs to be told that of the new group. */
-static void fail_split(nccl_group *parent, const fsdp_comm_header *header, nccl_group *group,
+/* All ranks are told the failure of the creator, so nobody needs to be told that of the new group. */
+static void fail_split(nccl_group *creator, const fsdp_comm_header *header, nccl_group *group,
                        fsdp_error *why)
 {
     char name[200];
-    if (!fsdp_nccl_group_has_failed(parent, NULL)) {
+    if (!fsdp_nccl_group_has_failed(creator, NULL)) {
         fsdp_comm_describe(header, name, sizeof name);
         fsdp_error_prefix(why, "%s", name);
     }
-    fsdp_nccl_group_fail(parent, why, FSDP_NCCL_OWN);
+    fsdp_nccl_group_fail(creator, why, FSDP_NCCL_OWN);
     if (group)
         fsdp_nccl_group_fail(group, why, FSDP_NCCL_TOLD);
 }
 
-/* Collective over all ranks, as a call of the group of all. group: NULL on ranks that are not members. NCCL
- * may write the new communicator until the parent's is aborted, so the parent has the place. */
-static fsdp_status split(nccl_group *parent, const fsdp_comm_header *header, nccl_group *group,
+/* Collective over all ranks, as a call of the creator. group: NULL on ranks that are not members. NCCL may
+ * write the new communicator until the creator's is aborted, so the creator has the place. */
+static fsdp_status split(nccl_group *creator, const fsdp_comm_header *header, nccl_group *group,
                          fsdp_error *err)
 {
-    fsdp_nccl_config config = make_config();
+    fsdp_nccl_config config = make_config(true);
     uint64_t number = 0;
     fsdp_nccl_result result = FSDP_NCCL_IN_PROGRESS;
-    FSDP_TRY(fsdp_nccl_begin(parent, header, &number, err));
-    pthread_mutex_lock(&parent->calling);
-    if (parent->handle) /* else await returns the failure */
-        result = parent->transport->nccl->CommSplit(parent->handle, group ? 0 : FSDP_NCCL_NO_COLOR,
-                                                    group ? group->comm->rank : 0, &parent->split,
-                                                    &config);
-    pthread_mutex_unlock(&parent->calling);
-    /* NCCL reports success although the split is under way: the parent's state tells when it is done. */
+    FSDP_TRY(fsdp_nccl_begin(creator, header, &number, err));
+    pthread_mutex_lock(&creator->calling);
+    if (creator->handle) /* else await returns the failure */
+        result = creator->transport->nccl->CommSplit(
+            creator->handle, group ? 0 : FSDP_NCCL_NO_COLOR, group ? group->comm->rank : 0,
+            &creator->split, &config);
+    pthread_mutex_unlock(&creator->calling);
+    /* NCCL reports success although the split is under way: the creator's state tells when it is done. */
     if (result == FSDP_NCCL_SUCCESS)
         result = FSDP_NCCL_IN_PROGRESS;
-    fsdp_status status = fsdp_nccl_await(parent, result, err);
+    fsdp_status status = fsdp_nccl_await(creator, result, err);
     if (status != FSDP_OK)
-        fail_split(parent, header, group, err);
-    atomic_store(&parent->flags[number % FSDP_NCCL_PENDING], 1);
+        fail_split(creator, header, group, err);
+    atomic_store(&creator->flags[number % FSDP_NCCL_PENDING], 1);
     if (status != FSDP_OK || !group)
         return status;
     pthread_mutex_lock(&group->calling);
-    group->handle = parent->split;
+    group->handle = creator->split;
     pthread_mutex_unlock(&group->calling);
-    return fsdp_nccl_await(group, FSDP_NCCL_IN_PROGRESS, err);
-}
-
-/* Equal on all ranks, unless one of them has failed. */
-static nccl_group *parent_of(const nccl_transport *transport)
-{
-    nccl_group *parent = transport->parent;
-    bool can_split = parent && transport->nccl->CommSplit;
-    return can_split && !fsdp_nccl_group_has_failed(parent, NULL) ? parent : NULL;
+    return FSDP_OK;
 }
 
 /* Collective in the group: all members are there, or all get the failure of one. */
@@ -624,14 +614,6 @@ static fsdp_status meet(nccl_group *group, fsdp_error *err)
     return status;
 }
 
-static bool is_world(const nccl_group *group)
-{
-    bool is_in_order = group->comm->size == group->transport->base.size;
-    for (int i = 0; i < group->comm->size && is_in_order; i++)
-        is_in_order = group->comm->ranks[i] == i;
-    return is_in_order;
-}
-
 /* --- a new group -------------------------------------------------------------------------------- */
 
 typedef struct new_group {
@@ -640,23 +622,22 @@ typedef struct new_group {
     nccl_group *group; /* with it */
 } new_group;
 
-static fsdp_status connect_group(nccl_transport *transport, const new_group *made, fsdp_error *err)
+static fsdp_status connect_group(const nccl_transport *transport, const new_group *made,
+                                 fsdp_error *err)
 {
-    nccl_group *group = made->group, *parent = parent_of(transport);
+    nccl_group *group = made->group;
+    nccl_group *creator = transport->creator ? transport->creator->backend : NULL;
     uint64_t number = 0;
     if (group)
         FSDP_TRY(fsdp_nccl_begin(group, &made->header, &number, err));
-    if (parent)
-        FSDP_TRY(split(parent, &made->header, group, err));
+    if (creator)
+        FSDP_TRY(split(creator, &made->header, group, err));
     else if (group)
         FSDP_TRY(join(group, err));
     if (!group)
         return FSDP_OK;
     FSDP_TRY(meet(group, err));
     atomic_store(&group->flags[number], 1);
-    nccl_register_blocks(group);
-    if (is_world(group) && !transport->parent)
-        transport->parent = group;
     return FSDP_OK;
 }
 
@@ -710,16 +691,13 @@ static fsdp_status complete(nccl_transport *transport, new_group *made, fsdp_com
     return status == FSDP_OK ? FSDP_OK : why.status;
 }
 
-static fsdp_status nccl_comm_create(fsdp_transport *base, const int *ranks, int size,
-                                    fsdp_comm **comm_out, fsdp_error *err)
+/* Collective over all ranks. */
+static fsdp_status make_group(nccl_transport *transport, const int *ranks, int size,
+                              fsdp_comm **comm_out, fsdp_error *err)
 {
-    nccl_transport *transport = (nccl_transport *)base;
-    fsdp_error mine = {.rank = base->rank};
+    fsdp_error mine = {.rank = transport->base.rank};
     new_group made = {.comm = NULL};
     fsdp_comm *inner = NULL;
-    *comm_out = NULL;
-    if (size == 1)
-        return fsdp_comm_create(base, ranks, size, comm_out, err); /* comm.c runs its calls */
     fsdp_status prepared = prepare(transport, ranks, size, &made, &mine);
     fsdp_status status =
         transport->inner->ops->comm_create(transport->inner, ranks, size, &inner, err);
@@ -742,6 +720,23 @@ static fsdp_status nccl_comm_create(fsdp_transport *base, const int *ranks, int 
     if (status != FSDP_OK)
         fsdp_comm_free(made.comm);
     return status;
+}
+
+static fsdp_status nccl_comm_create(fsdp_transport *base, const int *ranks, int size,
+                                    fsdp_comm **comm_out, fsdp_error *err)
+{
+    nccl_transport *transport = (nccl_transport *)base;
+    fsdp_comm *made = NULL;
+    *comm_out = NULL;
+    if (size == 1)
+        return fsdp_comm_create(base, ranks, size, comm_out, err); /* comm.c runs its calls */
+    if (transport->nccl->CommSplit && !transport->creator)
+        FSDP_TRY(make_group(transport, transport->all, base->size, &transport->creator, err));
+    FSDP_TRY(make_group(transport, ranks, size, &made, err));
+    if (made)
+        nccl_register_blocks(made->backend);
+    *comm_out = made;
+    return FSDP_OK;
 }
 
 /* --- the end ------------------------------------------------------------------------------------ */
@@ -851,6 +846,7 @@ static void release(nccl_transport *transport)
     pthread_mutex_destroy(&transport->lock);
     pthread_cond_destroy(&transport->changed);
     fsdp_free(transport->closed);
+    fsdp_free(transport->all);
     fsdp_free(transport->beats);
     fsdp_free(transport->progress);
     fsdp_free(transport->has_left);
@@ -862,6 +858,7 @@ static void close_transport(fsdp_transport *base)
 {
     nccl_transport *transport = (nccl_transport *)base;
     fsdp_transport *inner = transport->inner;
+    fsdp_comm_free(transport->creator);
     fsdp_nccl_watch_end(transport);
     nccl_free_blocks(transport);
     inner->exit_code = base->exit_code;
@@ -927,11 +924,14 @@ static fsdp_status create(const fsdp_nccl_spec *spec, nccl_transport **made_out,
         fsdp_free(made);
         return status;
     }
+    made->all = fsdp_alloc(n, sizeof *made->all);
+    for (int i = 0; i < inner->size && made->all; i++)
+        made->all[i] = i;
     made->beats = fsdp_alloc(n, sizeof *made->beats);
     made->progress = fsdp_alloc(n, sizeof *made->progress);
     made->has_left = fsdp_alloc(n, sizeof *made->has_left);
     *made_out = made;
-    return made->beats && made->progress && made->has_left
+    return made->all && made->beats && made->progress && made->has_left
                ? FSDP_OK
                : fsdp_fail_memory(err, "a transport over NCCL");
 }
@@ -940,15 +940,7 @@ static fsdp_status create(const fsdp_nccl_spec *spec, nccl_transport **made_out,
 static fsdp_status create_watches(nccl_transport *transport, fsdp_error *err)
 {
     fsdp_transport *inner = transport->inner;
-    int *ranks = fsdp_alloc((size_t)inner->size, sizeof *ranks);
-    if (!ranks)
-        return fsdp_fail_memory(err, "the watch over NCCL");
-    for (int i = 0; i < inner->size; i++)
-        ranks[i] = i;
-    fsdp_status status =
-        inner->ops->comm_create(inner, ranks, inner->size, &transport->watches, err);
-    fsdp_free(ranks);
-    return status;
+    return inner->ops->comm_create(inner, transport->all, inner->size, &transport->watches, err);
 }
 
 fsdp_status fsdp_transport_nccl(const fsdp_nccl_spec *spec, fsdp_transport **transport_out,

@@ -13,7 +13,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { USUAL_VERSION = 22809, SYSTEM_ERROR = 2, MOST_OPS = 64, FIRST_OP = 5, MOST_FACTORS = 64 };
+enum { USUAL_VERSION = 22809, FIRST_WITH_THREADS = 22304, SYSTEM_ERROR = 2, INTERNAL_ERROR = 3 };
+enum { MOST_OPS = 64, FIRST_OP = 5, MOST_FACTORS = 64 };
 enum { MOST_RANKS = 64, GARBAGE = 0xb7 };
 
 typedef enum call_kind {
@@ -80,7 +81,7 @@ struct ncclComm {
     clique *clique; /* NULL: its split is not complete */
     int rank, polls, splits, calls, references;
     uint64_t batches;
-    bool is_aborted, is_finalized;
+    bool is_blocking, is_aborted, is_finalized;
     fsdp_nccl_result error;
     factor factors[MOST_FACTORS];
     atomic_int callers;
@@ -98,7 +99,7 @@ static registered *known;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static clique *cliques;
 static uint64_t ids_made;
-static atomic_int alive, misuses, splits, registrations;
+static atomic_int alive, misuses, splits, registrations, launch_threads;
 static const char *last_error = "";
 static _Thread_local int depth;
 static _Thread_local batch *grouped;
@@ -120,12 +121,17 @@ static int get_registrations(void)
 {
     return registrations;
 }
+static int get_launch_threads(void)
+{
+    return launch_threads;
+}
 
 EXPORT fake_nccl_control fake_nccl = {.plan = {.rank = -1},
                                       .alive = get_alive,
                                       .misuses = get_misuses,
                                       .splits = get_splits,
-                                      .registrations = get_registrations};
+                                      .registrations = get_registrations,
+                                      .launch_threads = get_launch_threads};
 
 static const fake_nccl_plan *plan(void)
 {
@@ -188,11 +194,14 @@ static void release_comm(struct ncclComm *comm)
     free(comm);
 }
 
-static struct ncclComm *create_comm(clique *mine, int rank)
+static struct ncclComm *create_comm(clique *mine, int rank, bool is_blocking)
 {
     struct ncclComm *comm = make(1, sizeof *comm);
-    *comm =
-        (struct ncclComm){.clique = mine, .rank = rank, .references = 1, .polls = plan()->polls};
+    *comm = (struct ncclComm){.clique = mine,
+                              .rank = rank,
+                              .references = 1,
+                              .is_blocking = is_blocking,
+                              .polls = is_blocking ? 0 : plan()->polls};
     if (mine)
         mine->references++;
     alive++;
@@ -440,13 +449,38 @@ static fsdp_nccl_result leave(struct ncclComm *comm, fsdp_nccl_result result)
     return result;
 }
 
+/* From 2.23.4 on each call of a communicator that does not block is launched by a thread of its own, and is in
+ * progress at least until that has begun. */
+static int polls_of_call(void)
+{
+    const int version = plan()->version ? plan()->version : USUAL_VERSION;
+    if (version < FIRST_WITH_THREADS)
+        return plan()->polls;
+    launch_threads++;
+    return plan()->polls > 0 ? plan()->polls : 1;
+}
+
+/* A call that blocks until its communicator is aborted, as one does that connects to a rank which is lost. */
+static fsdp_nccl_result hang(struct ncclComm *comm)
+{
+    pthread_mutex_lock(&lock);
+    comm->references++;
+    while (!comm->is_aborted)
+        pthread_cond_wait(&changed, &lock);
+    atomic_fetch_sub(&comm->callers, 1);
+    release_comm(comm);
+    pthread_mutex_unlock(&lock);
+    return INTERNAL_ERROR;
+}
+
 static fsdp_nccl_result start_batch(batch *mine, fsdp_nccl_stream stream)
 {
     struct ncclComm *comm = mine->comm;
     pthread_mutex_lock(&lock);
     int number = ++comm->calls;
     mine->number = comm->batches++;
-    comm->polls = plan()->polls;
+    if (!comm->is_blocking)
+        comm->polls = polls_of_call();
     comm->references++;
     bool is_lost = is_planned(comm->rank) && plan()->async_at == number;
     if (is_lost) {
@@ -468,6 +502,8 @@ static fsdp_nccl_result add(struct ncclComm *comm, const call *made, fsdp_nccl_s
     const bool is_first = !grouped || depth == 0;
     if (is_first && !is_ready(comm))
         return leave(comm, FSDP_NCCL_INVALID_ARGUMENT);
+    if (is_planned(comm->rank) && plan()->hang_at == comm->calls + 1)
+        return hang(comm);
     bool fails = is_planned(comm->rank) && plan()->fail_at == comm->calls + 1 &&
                  (is_first ? 0 : grouped->n) >= plan()->fail_part;
     if (fails && is_first)
@@ -484,7 +520,8 @@ static fsdp_nccl_result add(struct ncclComm *comm, const call *made, fsdp_nccl_s
     grouped_stream = stream;
     if (fails)
         return leave(comm, plan()->fail_code);
-    return leave(comm, plan()->polls > 0 ? FSDP_NCCL_IN_PROGRESS : FSDP_NCCL_SUCCESS);
+    return leave(comm, !comm->is_blocking && plan()->polls > 0 ? FSDP_NCCL_IN_PROGRESS
+                                                               : FSDP_NCCL_SUCCESS);
 }
 
 EXPORT fsdp_nccl_result ncclGroupStart(void)
@@ -653,7 +690,7 @@ EXPORT fsdp_nccl_result ncclCommInitRankConfig(fsdp_nccl_comm *comm_out, int siz
         return FSDP_NCCL_INVALID_ARGUMENT;
     pthread_mutex_lock(&lock);
     clique *mine = find_clique(&id, size);
-    struct ncclComm *comm = create_comm(mine, rank);
+    struct ncclComm *comm = create_comm(mine, rank, false);
     if (is_planned(rank))
         comm->error = plan()->init_async_code;
     if (fake_nccl.gpu && shares_gpu(mine, fake_nccl.gpu())) {
@@ -684,7 +721,7 @@ EXPORT fsdp_nccl_result ncclCommFinalize(fsdp_nccl_comm comm)
 {
     enter(comm);
     comm->is_finalized = true;
-    comm->polls = plan()->polls;
+    comm->polls = comm->is_blocking ? 0 : plan()->polls;
     return leave(comm, comm->polls > 0 ? FSDP_NCCL_IN_PROGRESS : FSDP_NCCL_SUCCESS);
 }
 
@@ -761,6 +798,7 @@ static split_meeting *find_split(clique *mine, int number)
         return split;
     split = make(1, sizeof *split);
     split->number = number;
+    split->arrived = plan()->is_alone ? mine->size - 1 : 0;
     split->comms = make((size_t)mine->size, sizeof *split->comms);
     split->places = make((size_t)mine->size, sizeof *split->places);
     split->keys = make((size_t)mine->size, sizeof *split->keys);
@@ -769,17 +807,19 @@ static split_meeting *find_split(clique *mine, int number)
     return split;
 }
 
-/* All have come: the members become a clique, in the order of their keys. */
+/* All have come: the members become a clique, in the order of their keys. A rank that is alone counts all. */
 static void complete_split(const clique *parent, split_meeting *split)
 {
     fsdp_nccl_id id;
     uint64_t number = ++ids_made;
-    memset(&id, 0x5a, sizeof id);
+    memset(&id, 0xa5, sizeof id); /* no unique id */
     memcpy(&id, &number, sizeof number);
-    clique *made = split->members > 0 ? find_clique(&id, split->members) : NULL;
+    const int members = plan()->is_alone ? parent->size : split->members;
+    clique *made = members > 0 ? find_clique(&id, members) : NULL;
     for (int i = 0; i < parent->size; i++) {
         struct ncclComm *comm = split->comms[i];
-        *split->places[i] = comm;
+        if (split->places[i])
+            *split->places[i] = comm;
         if (!comm)
             continue;
         for (int j = 0; j < parent->size; j++)
@@ -793,9 +833,8 @@ static void complete_split(const clique *parent, split_meeting *split)
 EXPORT fsdp_nccl_result ncclCommSplit(fsdp_nccl_comm comm, int color, int key,
                                       fsdp_nccl_comm *comm_out, fsdp_nccl_config *config)
 {
-    if (config->blocking != 0)
-        return FSDP_NCCL_INVALID_ARGUMENT;
-    if (is_planned(comm->rank) && plan()->split_code)
+    const bool is_planned_split = is_planned(comm->rank) && comm->splits + 1 == plan()->split_at;
+    if (is_planned_split && plan()->split_code)
         return plan()->split_code;
     enter(comm);
     *comm_out = NULL;
@@ -805,13 +844,13 @@ EXPORT fsdp_nccl_result ncclCommSplit(fsdp_nccl_comm comm, int color, int key,
     split_meeting *split = find_split(comm->clique, comm->splits++);
     split->places[comm->rank] = comm_out;
     if (color != FSDP_NCCL_NO_COLOR) {
-        split->comms[comm->rank] = create_comm(NULL, 0);
+        split->comms[comm->rank] = create_comm(NULL, 0, config->blocking != 0);
         split->keys[comm->rank] = key;
         split->members++;
         splits++;
     }
     comm->polls = plan()->polls;
-    split->arrived += !(is_planned(comm->rank) && plan()->split_hangs);
+    split->arrived += !(is_planned_split && plan()->split_hangs);
     if (split->arrived == comm->clique->size)
         complete_split(comm->clique, split);
     pthread_mutex_unlock(&lock);

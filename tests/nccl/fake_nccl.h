@@ -1,7 +1,7 @@
 /*
  * An NCCL whose ranks are threads of one process, a library of its own that FSDP_NCCL_LIB names. It is as
- * late as NCCL may be: communicators do not block, every result may be pending, and a collective runs on its
- * stream when all ranks have come there; ranks that make different calls wait until they abort. Tests get the
+ * late as NCCL may be: every result of a communicator that does not block may be pending, and a collective
+ * runs on its stream when all ranks have come there; ranks that make different calls wait until they abort. Tests get the
  * plan by dlsym(library, "fake_nccl").
  */
 #ifndef FSDP_FAKE_NCCL_H
@@ -15,12 +15,13 @@ typedef struct fake_nccl_plan {
     int polls;                 /* a result is pending for so many questions */
     int rank;                  /* what follows is of this rank of any communicator; -1: of all */
     int fail_at, fail_code;    /* its n-th collective (1: the first) returns this ncclResult_t */
+    int hang_at;               /* its n-th collective returns only when the communicator is aborted */
     int fail_part;             /* of a collective that is a group of calls, the first that does; 0: all */
     int async_at, async_code;  /* its n-th collective never runs, and this is found later */
     int init_code;             /* of ncclCommInitRankConfig, at once */
     int init_async_code;       /* the same, found later */
-    int split_code;            /* of ncclCommSplit, at once; rank is that in the parent */
-    bool init_hangs, split_hangs;
+    int split_at, split_code;  /* its n-th ncclCommSplit returns this; rank is that in the parent */
+    bool init_hangs, split_hangs;      /* the latter: the n-th split */
     bool is_alone;             /* ranks are processes: communicators are made, and no call ends */
     const char *last_error;    /* of ncclGetLastError */
 } fake_nccl_plan;
@@ -42,6 +43,7 @@ typedef struct fake_nccl_control {
     int (*misuses)(void);
     int (*splits)(void);       /* communicators that were split from others, so far */
     int (*registrations)(void);        /* so far */
+    int (*launch_threads)(void);       /* that NCCL would have started for calls, so far */
 } fake_nccl_control;
 
 #endif

@@ -283,6 +283,7 @@ int main(int argc, char **argv)
         }
     expect((fake->splits() > 0) == !is_old, "groups are split from that of all ranks",
            "the opposite");
+    expect(fake->launch_threads() == 0, "no call makes NCCL start a thread", "threads");
     expect((fake->registrations() > 0) == !is_old, "memory is registered", "the opposite");
     expect_refused(FSDP_F32, "NCCL's maximum of f32 may lose a NaN");
     expect_refused(FSDP_I16, "NCCL does not reduce i16");

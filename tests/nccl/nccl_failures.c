@@ -349,6 +349,17 @@ static void hangs_in_a_call(void)
                "layers.1 (call 2)");
 }
 
+/* A call that NCCL does not return from ends with its communicator, and with the group's failure. */
+static void blocks_in_a_call(void)
+{
+    plan((fake_nccl_plan){.rank = 1, .hang_at = 2});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = SHORT_MS, .body = call_twice},
+               FSDP_ERR_PEER, -1,
+               "got no result from NCCL within 1 s, though all ranks came to all_reduce "
+               "of 8 f32 for "
+               "layers.1 (call 2)");
+}
+
 static fsdp_status be_busy(nccl_rank *rank, fsdp_error *err)
 {
     const struct timespec busy = {.tv_sec = 1, .tv_nsec = 500000000};
@@ -417,20 +428,20 @@ static fsdp_status create_pair(nccl_rank *rank, fsdp_error *err)
 static void fails_at_a_split(void)
 {
     int pairs[][2] = {{1, 2}, {0, 2}};
-    plan((fake_nccl_plan){.rank = 1, .split_code = SYSTEM_ERROR});
+    plan((fake_nccl_plan){.rank = 1, .split_at = 2, .split_code = SYSTEM_ERROR});
     for (int i = 0; i < 2; i++)
         expect_all(
             &(nccl_world){
                 .size = RANKS, .deadline_ms = LONG_MS, .body = create_pair, .context = pairs[i]},
             FSDP_ERR_PEER, 1,
-            i == 0 ? "the making of a group of 2 ranks from rank 1 on (call 1): NCCL 2.28.9"
-                   : "the making of a group of 2 ranks from rank 0 on (call 1): NCCL 2.28.9");
+            i == 0 ? "the making of a group of 2 ranks from rank 1 on (call 2): NCCL 2.28.9"
+                   : "the making of a group of 2 ranks from rank 0 on (call 2): NCCL 2.28.9");
 }
 
 static void hangs_in_a_split(void)
 {
     int pair[] = {0, 2};
-    plan((fake_nccl_plan){.rank = 1, .split_hangs = true});
+    plan((fake_nccl_plan){.rank = 1, .split_at = 2, .split_hangs = true});
     expect_all(
         &(nccl_world){.size = RANKS, .deadline_ms = SHORT_MS, .body = create_pair, .context = pair},
         FSDP_ERR_PEER, -1,
@@ -468,6 +479,7 @@ static const test_case cases[] = {
     {"leaves_early", leaves_early},
     {"dies", dies},
     {"hangs_in_a_call", hangs_in_a_call},
+    {"blocks_in_a_call", blocks_in_a_call},
     {"busy", is_busy},
     {"no_gpu", has_no_gpu},
     {"shares_a_gpu", shares_a_gpu},
