@@ -381,14 +381,15 @@ enum { POISON_NONE, POISON_COMES, POISON_IS_SET };
 
 /* --- a communicator --------------------------------------------------------------------------- */
 
+/* *position_out: this rank's among all; -1: none. */
 static fsdp_status check_ranks(const fsdp_transport *transport, const int *ranks, int size,
-                               int *position_out, fsdp_error *err)
+                               int count, int *position_out, fsdp_error *err)
 {
     *position_out = -1;
-    if (size < 1 || size > transport->size)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "a group of %d ranks in a world of %d", size,
+    if (size < 1 || count < 1 || size > transport->size / count)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%d groups of %d ranks in a world of %d", count, size,
                          transport->size);
-    for (int i = 0; i < size; i++) {
+    for (int i = 0; i < size * count; i++) {
         int rank = ranks[i];
         bool is_twice = false;
         for (int j = 0; j < i; j++)
@@ -402,12 +403,12 @@ static fsdp_status check_ranks(const fsdp_transport *transport, const int *ranks
     return FSDP_OK;
 }
 
-fsdp_status fsdp_comm_create(fsdp_transport *transport, const int *ranks, int size,
+fsdp_status fsdp_comm_create(fsdp_transport *transport, const int *ranks, int size, int count,
                              fsdp_comm **comm_out, fsdp_error *err)
 {
     int position;
     *comm_out = NULL;
-    FSDP_TRY(check_ranks(transport, ranks, size, &position, err));
+    FSDP_TRY(check_ranks(transport, ranks, size, count, &position, err));
     if (position < 0)
         return FSDP_OK;
     fsdp_comm *comm = fsdp_alloc(1, sizeof *comm);
@@ -417,8 +418,9 @@ fsdp_status fsdp_comm_create(fsdp_transport *transport, const int *ranks, int si
         fsdp_free(copy);
         return fsdp_fail_memory(err, "a communicator");
     }
-    memcpy(copy, ranks, (size_t)size * sizeof *ranks);
-    *comm = (fsdp_comm){.transport = transport, .rank = position, .size = size, .ranks = copy};
+    memcpy(copy, ranks + position / size * size, (size_t)size * sizeof *ranks);
+    *comm =
+        (fsdp_comm){.transport = transport, .rank = position % size, .size = size, .ranks = copy};
     *comm_out = comm;
     return FSDP_OK;
 }

@@ -20,7 +20,7 @@ typedef struct fsdp_comm_queue fsdp_comm_queue;
 enum { FSDP_HEADER_UNIT = 64, FSDP_HEADER_SEEN = 0x100 };
 typedef struct fsdp_comm_header {
     uint64_t sequence;         /* number of the call on this communicator */
-    uint32_t kind, dtype, op;  /* kind 0: the creation of a group; op: or with FSDP_HEADER_SEEN */
+    uint32_t kind, dtype, op;  /* kind 0: the creation of `op` groups; op: or with FSDP_HEADER_SEEN */
     int32_t root;
     uint64_t count;            /* uneven: of all parts together; all_to_all: 0 */
     uint64_t counts;           /* uneven: a hash of all counts, never 0; all_to_all: 0 */
@@ -31,10 +31,11 @@ typedef struct fsdp_comm_header {
 typedef struct fsdp_transport_ops {
     const char *name;
     unsigned abilities;
-    /* Collective over the world: all ranks create the same groups in the same order; a rank that is not a
-     * member gets a NULL communicator. */
-    fsdp_status (*comm_create)(fsdp_transport *transport, const int *ranks, int size, fsdp_comm **comm_out,
-                               fsdp_error *err);
+    /* Collective over the world: all ranks create the same groups in the same order. `ranks` has `count` groups
+     * of `size` ranks each, in one of which a rank is at most; a rank that is in none gets a NULL
+     * communicator. */
+    fsdp_status (*comm_create)(fsdp_transport *transport, const int *ranks, int size, int count,
+                               fsdp_comm **comm_out, fsdp_error *err);
     /* Called with checked arguments, size > 1 and operations within the abilities. Compares headers first
      * (fsdp_comm_compare). Back ends with FSDP_COMM_POOL handle views themselves. comm.c poisons the
      * communicator with a failure and passes it to abort. */
@@ -79,10 +80,10 @@ fsdp_status fsdp_transport_self(fsdp_transport **transport_out, fsdp_error *err)
 
 /* --- for back ends ---------------------------------------------------------------------------- */
 
-/* Local. Checks the ranks and creates this rank's end of their group, without the back end's part; NULL when
- * this rank is not among them. */
-fsdp_status fsdp_comm_create(fsdp_transport *transport, const int *ranks, int size, fsdp_comm **comm_out,
-                             fsdp_error *err);
+/* Local. Checks the ranks and creates this rank's end of its group, without the back end's part; NULL when
+ * this rank is in none. */
+fsdp_status fsdp_comm_create(fsdp_transport *transport, const int *ranks, int size, int count,
+                             fsdp_comm **comm_out, fsdp_error *err);
 void fsdp_comm_free(fsdp_comm *comm);  /* accepts NULL */
 
 /* fsdp_comm_run without waiting for started calls. */
@@ -109,8 +110,8 @@ void fsdp_transport_free_pages(fsdp_transport *transport, void *data);
 /* --- headers (comm_header.c) ------------------------------------------------------------------ */
 
 fsdp_comm_header fsdp_comm_head(const fsdp_comm *comm, const fsdp_collective *call);
-/* The header of the creation of a group. */
-fsdp_comm_header fsdp_comm_head_group(const int *ranks, int size, uint64_t sequence);
+/* The header of the creation of groups. */
+fsdp_comm_header fsdp_comm_head_groups(const int *ranks, int size, int count, uint64_t sequence);
 /* Compares the headers of all ranks, in group order. When two differ, it fails with the same FSDP_ERR_USAGE
  * on every rank, which names two ranks and their calls: "rank 1 makes reduce_scatter of 32 bf16 for layers.1
  * (call 7), rank 0 all_gather of 16 f32 for layers.0 (call 7)". */

@@ -109,14 +109,15 @@ fsdp_comm_header fsdp_comm_head(const fsdp_comm *comm, const fsdp_collective *ca
     return header;
 }
 
-fsdp_comm_header fsdp_comm_head_group(const int *ranks, int size, uint64_t sequence)
+fsdp_comm_header fsdp_comm_head_groups(const int *ranks, int size, int count, uint64_t sequence)
 {
     fsdp_comm_header header;
     memset(&header, 0, sizeof header);
     header.sequence = sequence;
+    header.op = (uint32_t)count;
     header.root = ranks[0];
     header.count = (uint64_t)size;
-    header.counts = fsdp_fnv(FSDP_FNV_BEGIN, ranks, (size_t)size * sizeof *ranks);
+    header.counts = fsdp_fnv(FSDP_FNV_BEGIN, ranks, (size_t)size * (size_t)count * sizeof *ranks);
     return header;
 }
 
@@ -147,11 +148,12 @@ static void describe_amount(const fsdp_comm_header *header, char *out, size_t ou
 
 void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_size)
 {
-    char op[48], amount[64], root[32] = "";
+    char op[48], amount[64], root[32] = "", groups[32] = "a group";
     if (header->kind == 0) {
-        snprintf(out, out_size,
-                 "the making of a group of %d ranks from rank %d on (call %" PRIu64 ")",
-                 (int)header->count, (int)header->root, header->sequence);
+        if (header->op > 1)
+            snprintf(groups, sizeof groups, "%d groups", (int)header->op);
+        snprintf(out, out_size, "the making of %s of %d ranks from rank %d on (call %" PRIu64 ")",
+                 groups, (int)header->count, (int)header->root, header->sequence);
         return;
     }
     describe_op(header, op, sizeof op);

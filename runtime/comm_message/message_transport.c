@@ -694,15 +694,16 @@ static fsdp_status init_group(message_group *group, message_transport *transport
 /* --- a new group ------------------------------------------------------------------------------ */
 
 typedef struct new_group {
-    const int *ranks;
-    int size;
+    const int *ranks; /* of all groups */
+    int size, count;
     fsdp_comm *comm;      /* NULL: this rank is not a member */
     message_group *group; /* NULL: as before, or it is the only one */
 } new_group;
 
 static fsdp_status prepare(message_transport *transport, new_group *made, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_comm_create(&transport->base, made->ranks, made->size, &made->comm, err));
+    FSDP_TRY(
+        fsdp_comm_create(&transport->base, made->ranks, made->size, made->count, &made->comm, err));
     if (transport->channels == transport->p2p->ops->channels)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot make more than %d groups over %s",
                          transport->channels, transport->p2p->ops->name);
@@ -750,17 +751,17 @@ static fsdp_status make_group(message_transport *transport, new_group *made, fsd
     uint64_t number = atomic_load(&world->calls) + 1;
     FSDP_TRY(transport->p2p->ops->may_call(transport->p2p, err));
     FSDP_TRY(prepare(transport, made, err));
-    fsdp_comm_header header = fsdp_comm_head_group(made->ranks, made->size, number);
+    fsdp_comm_header header = fsdp_comm_head_groups(made->ranks, made->size, made->count, number);
     register_group(transport, made->group);
     return message_begin(world, &header, err);
 }
 
-static fsdp_status create_comm(fsdp_transport *base, const int *ranks, int size,
+static fsdp_status create_comm(fsdp_transport *base, const int *ranks, int size, int count,
                                fsdp_comm **comm_out, fsdp_error *err)
 {
     message_transport *transport = (message_transport *)base;
     message_group *world = &transport->world;
-    new_group made = {.ranks = ranks, .size = size};
+    new_group made = {.ranks = ranks, .size = size, .count = count};
     fsdp_error why = {.rank = base->rank};
     if (!fsdp_message_has_failed(world, &why)) {
         why.status = make_group(transport, &made, &why);

@@ -67,7 +67,7 @@ typedef struct nccl_group {
     nccl_transport *transport;
     struct nccl_group *next;
     fsdp_comm *comm, *inner;
-    uint64_t id;               /* the number of its creation: equal on all ranks */
+    uint64_t id;               /* its number among all groups, those of other ranks, too */
     pthread_mutex_t calling;   /* one thread calls NCCL with the communicator; taken before `lock` */
     fsdp_nccl_comm handle;     /* NULL: not made yet, or aborted */
     fsdp_nccl_comm split;      /* of the creator: NCCL writes the last one that was split from it here */

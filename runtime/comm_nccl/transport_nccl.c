@@ -575,12 +575,12 @@ static fsdp_status split(nccl_group *creator, const fsdp_comm_header *header, nc
     fsdp_nccl_config config = make_config(true);
     uint64_t number = 0;
     fsdp_nccl_result result = FSDP_NCCL_IN_PROGRESS;
+    const int color = group ? (int)(group->id - header->sequence) : FSDP_NCCL_NO_COLOR;
     FSDP_TRY(fsdp_nccl_begin(creator, header, &number, err));
     pthread_mutex_lock(&creator->calling);
     if (creator->handle) /* else await returns the failure */
         result = creator->transport->nccl->CommSplit(
-            creator->handle, group ? 0 : FSDP_NCCL_NO_COLOR, group ? group->comm->rank : 0,
-            &creator->split, &config);
+            creator->handle, color, group ? group->comm->rank : 0, &creator->split, &config);
     pthread_mutex_unlock(&creator->calling);
     /* NCCL reports success although the split is under way: the creator's state tells when it is done. */
     if (result == FSDP_NCCL_SUCCESS)
@@ -656,21 +656,27 @@ static void fail_group(nccl_group *group, fsdp_error *why)
     atomic_store(&group->flags[0], 1); /* no stream knows the group */
 }
 
-static fsdp_status prepare(nccl_transport *transport, const int *ranks, int size, new_group *made,
-                           fsdp_error *err)
+static fsdp_status prepare(nccl_transport *transport, const int *ranks, int size, int count,
+                           new_group *made, fsdp_error *err)
 {
     pthread_mutex_lock(&transport->lock);
     uint64_t id = transport->groups_made;
-    bool has_room = fsdp_grow(&transport->closed, &transport->closed_room, (size_t)id + 1,
-                              sizeof *transport->closed);
+    bool has_room = fsdp_grow(&transport->closed, &transport->closed_room,
+                              (size_t)id + (size_t)count, sizeof *transport->closed);
     if (has_room)
-        transport->closed[id] = 0;
+        memset(transport->closed + id, 0, (size_t)count * sizeof *transport->closed);
     pthread_mutex_unlock(&transport->lock);
     if (!has_room)
         return fsdp_fail_memory(err, "a group of ranks over NCCL");
-    made->header = fsdp_comm_head_group(ranks, size, id);
-    FSDP_TRY(fsdp_comm_create(&transport->base, ranks, size, &made->comm, err));
-    return made->comm ? create_group(transport, made->comm, id, &made->group, err) : FSDP_OK;
+    made->header = fsdp_comm_head_groups(ranks, size, count, id);
+    FSDP_TRY(fsdp_comm_create(&transport->base, ranks, size, count, &made->comm, err));
+    if (!made->comm)
+        return FSDP_OK;
+    while (ranks[0] != made->comm->ranks[0]) {
+        ranks += size;
+        id++;
+    }
+    return create_group(transport, made->comm, id, &made->group, err);
 }
 
 /* Takes the inner group. */
@@ -692,17 +698,17 @@ static fsdp_status complete(nccl_transport *transport, new_group *made, fsdp_com
 }
 
 /* Collective over all ranks. */
-static fsdp_status make_group(nccl_transport *transport, const int *ranks, int size,
-                              fsdp_comm **comm_out, fsdp_error *err)
+static fsdp_status make_groups(nccl_transport *transport, const int *ranks, int size, int count,
+                               fsdp_comm **comm_out, fsdp_error *err)
 {
     fsdp_error mine = {.rank = transport->base.rank};
     new_group made = {.comm = NULL};
     fsdp_comm *inner = NULL;
-    fsdp_status prepared = prepare(transport, ranks, size, &made, &mine);
+    fsdp_status prepared = prepare(transport, ranks, size, count, &made, &mine);
     fsdp_status status =
-        transport->inner->ops->comm_create(transport->inner, ranks, size, &inner, err);
+        transport->inner->ops->comm_create(transport->inner, ranks, size, count, &inner, err);
     pthread_mutex_lock(&transport->lock);
-    transport->groups_made++;
+    transport->groups_made += (uint64_t)count;
     pthread_mutex_unlock(&transport->lock);
     if (prepared != FSDP_OK) {
         fsdp_comm_abort(inner, &mine);
@@ -722,17 +728,18 @@ static fsdp_status make_group(nccl_transport *transport, const int *ranks, int s
     return status;
 }
 
-static fsdp_status nccl_comm_create(fsdp_transport *base, const int *ranks, int size,
+static fsdp_status nccl_comm_create(fsdp_transport *base, const int *ranks, int size, int count,
                                     fsdp_comm **comm_out, fsdp_error *err)
 {
     nccl_transport *transport = (nccl_transport *)base;
     fsdp_comm *made = NULL;
     *comm_out = NULL;
     if (size == 1)
-        return fsdp_comm_create(base, ranks, size, comm_out, err); /* comm.c runs its calls */
+        return fsdp_comm_create(base, ranks, size, count, comm_out,
+                                err); /* comm.c runs its calls */
     if (transport->nccl->CommSplit && !transport->creator)
-        FSDP_TRY(make_group(transport, transport->all, base->size, &transport->creator, err));
-    FSDP_TRY(make_group(transport, ranks, size, &made, err));
+        FSDP_TRY(make_groups(transport, transport->all, base->size, 1, &transport->creator, err));
+    FSDP_TRY(make_groups(transport, ranks, size, count, &made, err));
     if (made)
         nccl_register_blocks(made->backend);
     *comm_out = made;
@@ -940,7 +947,7 @@ static fsdp_status create(const fsdp_nccl_spec *spec, nccl_transport **made_out,
 static fsdp_status create_watches(nccl_transport *transport, fsdp_error *err)
 {
     fsdp_transport *inner = transport->inner;
-    return inner->ops->comm_create(inner, transport->all, inner->size, &transport->watches, err);
+    return inner->ops->comm_create(inner, transport->all, inner->size, 1, &transport->watches, err);
 }
 
 fsdp_status fsdp_transport_nccl(const fsdp_nccl_spec *spec, fsdp_transport **transport_out,

@@ -148,7 +148,7 @@ void fsdp_shared_set_busy(fsdp_transport *transport, int64_t until_ms);
 /* --- shared_group.c --------------------------------------------------------------------------- */
 
 /* Entries of fsdp_transport_ops. */
-fsdp_status fsdp_shared_comm_create(fsdp_transport *transport, const int *ranks, int size,
+fsdp_status fsdp_shared_comm_create(fsdp_transport *transport, const int *ranks, int size, int count,
                                     fsdp_comm **comm_out, fsdp_error *err);
 void fsdp_shared_comm_close(fsdp_comm *comm);
 

@@ -77,8 +77,8 @@ fsdp_status fsdp_shared_fail_memory(const shared_transport *transport, const cha
 /* --- a new group ------------------------------------------------------------------------------ */
 
 typedef struct new_group {
-    const int *ranks;
-    int size;
+    const int *ranks; /* of all groups */
+    int size, count;
     fsdp_comm *comm;        /* NULL: this rank is not a member */
     shared_group *group;    /* NULL: as before, or it is the only one */
     uint64_t block, window; /* as published */
@@ -109,7 +109,8 @@ static fsdp_status bring_memory(shared_transport *transport, new_group *made, fs
 
 static fsdp_status prepare(shared_transport *transport, new_group *made, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_comm_create(&transport->base, made->ranks, made->size, &made->comm, err));
+    FSDP_TRY(
+        fsdp_comm_create(&transport->base, made->ranks, made->size, made->count, &made->comm, err));
     if (!made->comm || made->size == 1)
         return FSDP_OK;
     made->group = fsdp_alloc(1, sizeof *made->group);
@@ -127,7 +128,8 @@ static fsdp_status prepare(shared_transport *transport, new_group *made, fsdp_er
 static void publish(shared_group *world, const new_group *made)
 {
     shared_slot *slot = &world->block->slots[world->rank];
-    world->header = fsdp_comm_head_group(made->ranks, made->size, world->phase / 2 + 1);
+    world->header =
+        fsdp_comm_head_groups(made->ranks, made->size, made->count, world->phase / 2 + 1);
     slot->published[0].header = world->header;
     slot->block = made->block;
     slot->window = made->window;
@@ -148,11 +150,11 @@ static void attach(shared_group *world, new_group *made)
     const shared_transport *transport = world->transport;
     shared_group *group = made->group;
     const shared_slot *slots = world->block->slots;
-    int first = made->ranks[0];
-    group->block = (shared_block *)(transport->bases[first] + slots[first].block);
     group->ranks = made->comm->ranks;
+    int first = group->ranks[0];
+    group->block = (shared_block *)(transport->bases[first] + slots[first].block);
     for (int i = 0; i < group->size; i++) {
-        int rank = made->ranks[i];
+        int rank = group->ranks[i];
         group->windows[i] = (unsigned char *)(transport->bases[rank] + slots[rank].window);
     }
     made->comm->backend = group;
@@ -179,12 +181,12 @@ static void discard(new_group *made)
     fsdp_comm_free(made->comm);
 }
 
-fsdp_status fsdp_shared_comm_create(fsdp_transport *base, const int *ranks, int size,
+fsdp_status fsdp_shared_comm_create(fsdp_transport *base, const int *ranks, int size, int count,
                                     fsdp_comm **comm_out, fsdp_error *err)
 {
     shared_transport *transport = (shared_transport *)base;
     shared_group *world = &transport->world;
-    new_group made = {.ranks = ranks, .size = size};
+    new_group made = {.ranks = ranks, .size = size, .count = count};
     fsdp_error why = {.rank = base->rank};
     if (fsdp_shared_has_failed(world, &why)) {
         if (err)

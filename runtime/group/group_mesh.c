@@ -106,17 +106,11 @@ static fsdp_status connect(fsdp_group *group, unsigned dims, int64_t each, bool 
     unsigned others = ((1u << fsdp_mesh_ndim(mesh)) - 1) & ~dims;
     int64_t along = product(mesh, dims), across = product(mesh, others);
     for (int64_t o = 0; o < across; o++)
-        for (int64_t first = 0; first < along; first += each) {
-            fsdp_ordered_comm *ordered = NULL;
-            for (int64_t i = 0; i < each; i++)
-                group->ranks[i] = fsdp_mesh_rank_at(mesh, position(mesh, others, o) +
-                                                              position(mesh, dims, first + i));
-            FSDP_TRY(fsdp_world_ordered_comm(world, group->ranks, (int)each, is_separate, &ordered,
-                                             err));
-            if (ordered)
-                *ordered_out = ordered;
-        }
-    return FSDP_OK;
+        for (int64_t i = 0; i < along; i++)
+            group->ranks[o * along + i] =
+                fsdp_mesh_rank_at(mesh, position(mesh, others, o) + position(mesh, dims, i));
+    return fsdp_world_ordered_comm(world, group->ranks, (int)each, (int)(along * across / each),
+                                   is_separate, ordered_out, err);
 }
 
 /* --- checking --------------------------------------------------------------------------------- */

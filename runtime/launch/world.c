@@ -410,35 +410,70 @@ static fsdp_ordered_comm *make_comm(const int *ranks, int size, bool is_separate
     return ordered;
 }
 
+/* Local: the ends of groups that this rank will have, without communicators. */
+static fsdp_status make_comms(fsdp_world *world, const int *ranks, int size, int count,
+                              bool is_separate, fsdp_error *err)
+{
+    bool has_room = fsdp_grow(&world->comms, &world->comm_room, world->comm_count + (size_t)count,
+                              sizeof(fsdp_ordered_comm *));
+    for (int i = 0; i < count && has_room; i++) {
+        fsdp_ordered_comm *ordered = make_comm(ranks + i * size, size, is_separate);
+        has_room = ordered != NULL;
+        if (ordered)
+            world->comms[world->comm_count++] = ordered;
+    }
+    return has_room ? FSDP_OK : fsdp_fail_memory(err, "groups of ranks");
+}
+
 /* All ranks agree before they begin, so that none waits for a rank without memory. */
-static fsdp_status add_comm(fsdp_world *world, const int *ranks, int size, bool is_separate,
-                            fsdp_ordered_comm **ordered_out, fsdp_error *err)
+static fsdp_status add_comms(fsdp_world *world, const int *ranks, int size, int count,
+                             bool is_separate, fsdp_error *err)
 {
     fsdp_transport *transport = world->parts.transport;
-    bool has_room = fsdp_grow(&world->comms, &world->comm_room, world->comm_count + 1,
-                              sizeof(fsdp_ordered_comm *));
-    fsdp_ordered_comm *ordered = has_room ? make_comm(ranks, size, is_separate) : NULL;
-    fsdp_status status = ordered ? FSDP_OK : fsdp_fail_memory(err, "a group of ranks");
+    const size_t before = world->comm_count;
+    fsdp_comm *made = NULL;
+    fsdp_status status = make_comms(world, ranks, size, count, is_separate, err);
     status = fsdp_ctl_agree(world->parts.ctl, status, err);
     if (status == FSDP_OK)
-        status = transport->ops->comm_create(transport, ranks, size, &ordered->comm, err);
+        status = transport->ops->comm_create(transport, ranks, size, count, &made, err);
     if (status != FSDP_OK) {
-        free_comm(ordered);
+        while (world->comm_count > before)
+            free_comm(world->comms[--world->comm_count]);
         return status;
     }
-    world->comms[world->comm_count++] = ordered;
-    *ordered_out = ordered;
+    for (size_t i = before; made && i < world->comm_count; i++)
+        if (world->comms[i]->ranks[0] == made->ranks[0])
+            world->comms[i]->comm = made;
     return FSDP_OK;
 }
 
-fsdp_status fsdp_world_ordered_comm(fsdp_world *world, const int *ranks, int size, bool is_separate,
-                                    fsdp_ordered_comm **ordered_out, fsdp_error *err)
+/* This rank's among groups that are all there; NULL: it is in none. */
+static fsdp_ordered_comm *find_own(const fsdp_world *world, const int *ranks, int size, int count,
+                                   bool is_separate)
 {
-    fsdp_ordered_comm *ordered = find_comm(world, ranks, size, is_separate);
-    if (!ordered)
-        FSDP_TRY(add_comm(world, ranks, size, is_separate, &ordered, err));
-    *ordered_out = ordered->comm ? ordered : NULL;
-    return FSDP_OK;
+    fsdp_ordered_comm *own = NULL;
+    for (int i = 0; i < count && !own; i++) {
+        fsdp_ordered_comm *ordered = find_comm(world, ranks + i * size, size, is_separate);
+        own = ordered->comm ? ordered : NULL;
+    }
+    return own;
+}
+
+fsdp_status fsdp_world_ordered_comm(fsdp_world *world, const int *ranks, int size, int count,
+                                    bool is_separate, fsdp_ordered_comm **ordered_out,
+                                    fsdp_error *err)
+{
+    int *missing = fsdp_alloc((size_t)size * (size_t)count, sizeof *missing), n = 0;
+    fsdp_status status = missing ? FSDP_OK : fsdp_fail_memory(err, "groups of ranks");
+    for (int i = 0; i < count && missing; i++)
+        if (!find_comm(world, ranks + i * size, size, is_separate))
+            memcpy(missing + n++ * size, ranks + i * size, (size_t)size * sizeof *ranks);
+    if (n > 0)
+        status = add_comms(world, missing, size, n, is_separate, err);
+    if (status == FSDP_OK)
+        *ordered_out = find_own(world, ranks, size, count, is_separate);
+    fsdp_free(missing);
+    return status;
 }
 
 /* --- meshes ----------------------------------------------------------------------------------- */
@@ -479,13 +514,11 @@ static fsdp_status connect_span(fsdp_world *world, const fsdp_mesh *mesh, int di
                                 int *ranks, fsdp_error *err)
 {
     const mesh_span span = span_of(mesh, dim, last);
+    const int64_t groups = span.blocks * span.step;
     fsdp_ordered_comm *ordered;
-    for (int64_t group = 0; group < span.blocks * span.step; group++) {
-        for (int64_t i = 0; i < span.size; i++)
-            ranks[i] = rank_in_span(mesh, &span, group, i);
-        FSDP_TRY(fsdp_world_ordered_comm(world, ranks, (int)span.size, false, &ordered, err));
-    }
-    return FSDP_OK;
+    for (int64_t i = 0; i < groups * span.size; i++)
+        ranks[i] = rank_in_span(mesh, &span, i / span.size, i % span.size);
+    return fsdp_world_ordered_comm(world, ranks, (int)span.size, (int)groups, false, &ordered, err);
 }
 
 /* A digest of a mesh, which must be equal on all ranks. */

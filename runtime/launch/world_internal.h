@@ -66,11 +66,12 @@ void fsdp_launch_note(int rank, const char *finding, const char *names);
 void fsdp_world_adopt(fsdp_world *world, fsdp_world_child *child);
 void fsdp_world_disown(fsdp_world *world, fsdp_world_child *child);
 
-/* Collective over the world: the communicator of these ranks, created on first use and kept as long as the
- * world; NULL on ranks that are not among them. is_separate: a second communicator of the same ranks, so that
- * reductions overlap gathers. */
-fsdp_status fsdp_world_ordered_comm(fsdp_world *world, const int *ranks, int size, bool is_separate,
-                                    fsdp_ordered_comm **ordered_out, fsdp_error *err);
+/* Collective over the world: this rank's communicator among `count` groups of `size` ranks, in one of which a
+ * rank is at most; NULL on ranks that are in none. Those that are not there yet are created together, and kept
+ * as long as the world. is_separate: second communicators of the same ranks, so that reductions overlap
+ * gathers. */
+fsdp_status fsdp_world_ordered_comm(fsdp_world *world, const int *ranks, int size, int count,
+                                    bool is_separate, fsdp_ordered_comm **ordered_out, fsdp_error *err);
 /* Local: what fsdp_world_comm returns the fsdp_comm of; NULL when it was not created. */
 fsdp_ordered_comm *fsdp_world_find_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim);
 

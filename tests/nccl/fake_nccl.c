@@ -56,10 +56,10 @@ typedef struct meeting {
 
 typedef struct split_meeting {
     struct split_meeting *next;
-    int number, arrived, members;
+    int number, arrived;
     struct ncclComm **comms;   /* by rank of the parent; NULL: no member */
     struct ncclComm ***places; /* where they are written when all have come */
-    int *keys;
+    int *keys, *colors;
 } split_meeting;
 
 typedef struct clique {
@@ -180,6 +180,7 @@ static void release_clique(clique *mine)
         free(mine->splits->comms);
         free(mine->splits->places);
         free(mine->splits->keys);
+        free(mine->splits->colors);
         free(mine->splits);
         mine->splits = next;
     }
@@ -802,31 +803,40 @@ static split_meeting *find_split(clique *mine, int number)
     split->comms = make((size_t)mine->size, sizeof *split->comms);
     split->places = make((size_t)mine->size, sizeof *split->places);
     split->keys = make((size_t)mine->size, sizeof *split->keys);
+    split->colors = make((size_t)mine->size, sizeof *split->colors);
     split->next = mine->splits;
     mine->splits = split;
     return split;
 }
 
-/* All have come: the members become a clique, in the order of their keys. A rank that is alone counts all. */
+static bool is_of_color(const split_meeting *split, int rank, int color)
+{
+    return split->comms[rank] && split->colors[rank] == color;
+}
+
+/* All have come: the members of a color become a clique, in the order of their keys. A rank that is alone counts
+ * all. */
 static void complete_split(const clique *parent, split_meeting *split)
 {
-    fsdp_nccl_id id;
-    uint64_t number = ++ids_made;
-    memset(&id, 0xa5, sizeof id); /* no unique id */
-    memcpy(&id, &number, sizeof number);
-    const int members = plan()->is_alone ? parent->size : split->members;
-    clique *made = members > 0 ? find_clique(&id, members) : NULL;
     for (int i = 0; i < parent->size; i++) {
         struct ncclComm *comm = split->comms[i];
+        fsdp_nccl_id id;
+        int members = 0;
         if (split->places[i])
             *split->places[i] = comm;
         if (!comm)
             continue;
-        for (int j = 0; j < parent->size; j++)
-            comm->rank += split->comms[j] && split->keys[j] < split->keys[i];
-        comm->clique = made;
-        made->references++;
-        made->arrived++;
+        for (int j = 0; j < parent->size; j++) {
+            const bool is_member = is_of_color(split, j, split->colors[i]);
+            members += is_member;
+            comm->rank += is_member && split->keys[j] < split->keys[i];
+        }
+        memset(&id, 0xa5, sizeof id); /* no unique id */
+        memcpy(&id, &split, sizeof split);
+        memcpy(id.bytes + sizeof split, &split->colors[i], sizeof split->colors[i]);
+        comm->clique = find_clique(&id, plan()->is_alone ? parent->size : members);
+        comm->clique->references++;
+        comm->clique->arrived++;
     }
 }
 
@@ -846,7 +856,7 @@ EXPORT fsdp_nccl_result ncclCommSplit(fsdp_nccl_comm comm, int color, int key,
     if (color != FSDP_NCCL_NO_COLOR) {
         split->comms[comm->rank] = create_comm(NULL, 0, config->blocking != 0);
         split->keys[comm->rank] = key;
-        split->members++;
+        split->colors[comm->rank] = color;
         splits++;
     }
     comm->polls = plan()->polls;

@@ -115,9 +115,9 @@ static fsdp_status run_groups(nccl_rank *rank, int blocks, fsdp_error *err)
     FSDP_TRY(meet(rank, err)); /* all have their blocks ... */
     int before = fake_nccl_of()->registrations();
     FSDP_TRY(meet(rank, err)); /* ... and know how many registrations there are */
-    fsdp_status status = ops->comm_create(rank->transport, some, n, &groups[0], err);
+    fsdp_status status = ops->comm_create(rank->transport, some, n, 1, &groups[0], err);
     if (status == FSDP_OK)
-        status = ops->comm_create(rank->transport, all, rank->size, &groups[1], err);
+        status = ops->comm_create(rank->transport, all, rank->size, 1, &groups[1], err);
     if (status == FSDP_OK)
         status = meet(rank, err);
     expect(fake_nccl_of()->registrations() - before == blocks * members,
@@ -129,6 +129,33 @@ static fsdp_status run_groups(nccl_rank *rank, int blocks, fsdp_error *err)
             status = run_dtype(groups[i], FSDP_BF16, rank->stream, err);
     fsdp_comm_free(groups[0]);
     fsdp_comm_free(groups[1]);
+    return status;
+}
+
+/* Pairs that are made at once: the first and the last rank, and so on. One in the middle is in none. */
+static fsdp_status run_pairs(nccl_rank *rank, fsdp_error *err)
+{
+    const int count = rank->size / 2, first = rank->rank < count ? rank->rank : -1;
+    int pairs[NCCL_MOST_RANKS];
+    fsdp_comm *own = NULL;
+    for (int i = 0; i < count; i++) {
+        pairs[2 * i] = rank->size - 1 - i;
+        pairs[2 * i + 1] = i;
+    }
+    FSDP_TRY(meet(rank, err)); /* all have come ... */
+    int before = fake_nccl_of()->splits();
+    FSDP_TRY(meet(rank, err)); /* ... and know how many splits there are */
+    FSDP_TRY(rank->transport->ops->comm_create(rank->transport, pairs, 2, count, &own, err));
+    FSDP_TRY(meet(rank, err));
+    if (fake_nccl_of()->plan.version == 0)
+        expect(fake_nccl_of()->splits() - before == 2 * count, "a split per member", "others");
+    expect((own == NULL) == (rank->rank == count && rank->size % 2 == 1), "the middle is in none",
+           "it is in one");
+    if (first >= 0)
+        expect(fsdp_comm_ranks(own)[0] == rank->size - 1 - first && fsdp_comm_rank(own) == 1,
+               "the pair of a rank", "another one");
+    fsdp_status status = own ? run_dtype(own, FSDP_F32, rank->stream, err) : FSDP_OK;
+    fsdp_comm_free(own);
     return status;
 }
 
@@ -231,6 +258,7 @@ static fsdp_status run_all(nccl_rank *rank, fsdp_error *err)
     FSDP_TRY(run_factors(rank, err));
     FSDP_TRY(run_memory(rank, err));
     FSDP_TRY(run_groups_with_memory(rank, err));
+    FSDP_TRY(run_pairs(rank, err));
     FSDP_TRY(run_ahead(rank, err));
     return run_host_calls(rank, err);
 }

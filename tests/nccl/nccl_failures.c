@@ -184,7 +184,7 @@ static void never_comes(void)
 static fsdp_status wait_in_a_chain(nccl_rank *rank, fsdp_error *err)
 {
     fsdp_comm *pair = NULL, *all = rank->comm;
-    FSDP_TRY(rank->transport->ops->comm_create(rank->transport, (int[]){1, 2}, 2, &pair, err));
+    FSDP_TRY(rank->transport->ops->comm_create(rank->transport, (int[]){1, 2}, 2, 1, &pair, err));
     nccl_rank in_pair = *rank;
     in_pair.comm = pair;
     fsdp_status status = FSDP_OK;
@@ -421,7 +421,7 @@ static void hangs_at_the_start(void)
 static fsdp_status create_pair(nccl_rank *rank, fsdp_error *err)
 {
     fsdp_comm *pair = NULL;
-    return rank->transport->ops->comm_create(rank->transport, rank->context, 2, &pair, err);
+    return rank->transport->ops->comm_create(rank->transport, rank->context, 2, 1, &pair, err);
 }
 
 /* The others, members of the new group or not, wait for the group that it is split from. */

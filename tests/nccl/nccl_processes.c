@@ -24,7 +24,7 @@ static fsdp_status connect_nccl(rank_process *process, nccl_rank *rank, fsdp_err
         .ctl = process->ctl, .inner = process->transport, .device = rank->device};
     FSDP_TRY(fsdp_transport_nccl(&spec, &rank->transport, err));
     process->transport = rank->transport;
-    return rank->transport->ops->comm_create(rank->transport, all, rank->size, &rank->comm, err);
+    return rank->transport->ops->comm_create(rank->transport, all, rank->size, 1, &rank->comm, err);
 }
 
 /* The device outlives the transport. */

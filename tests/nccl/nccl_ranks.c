@@ -154,7 +154,7 @@ static fsdp_status create(const rank_start *start, fsdp_error *err)
                                  .device = rank->device,
                                  .check = start->world->check};
     FSDP_TRY(fsdp_transport_nccl(&spec, &rank->transport, err));
-    return rank->transport->ops->comm_create(rank->transport, all, rank->size, &rank->comm, err);
+    return rank->transport->ops->comm_create(rank->transport, all, rank->size, 1, &rank->comm, err);
 }
 
 static void *run_rank(void *context)

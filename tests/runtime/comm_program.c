@@ -30,7 +30,7 @@ static fsdp_status make_group(fsdp_world *world, const int *ranks, int size, fsd
                               fsdp_error *err)
 {
     fsdp_transport *transport = world->parts.transport;
-    return transport->ops->comm_create(transport, ranks, size, comm_out, err);
+    return transport->ops->comm_create(transport, ranks, size, 1, comm_out, err);
 }
 
 /* All ranks, the last one first. */

@@ -27,7 +27,7 @@ static fsdp_status exchange(fsdp_transport *transport, fsdp_error *err)
                             .buffers = COMM_PRIVATE,
                             .seed = 3};
     fsdp_comm *comm = NULL;
-    FSDP_TRY(transport->ops->comm_create(transport, all, RANKS, &comm, err));
+    FSDP_TRY(transport->ops->comm_create(transport, all, RANKS, 1, &comm, err));
     fsdp_status status = run_comm_case(comm, &test, err);
     fsdp_comm_free(comm);
     return status;

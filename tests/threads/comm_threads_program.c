@@ -133,7 +133,7 @@ static fsdp_status run_two_comms(rank_thread *rank, fsdp_error *err)
     for (int first = 0; first < RANKS; first += 2) {
         fsdp_comm *made = NULL;
         const int ranks[] = {first + 1, first}; /* not in the order of the world */
-        FSDP_TRY(rank->transport->ops->comm_create(rank->transport, ranks, 2, &made, err));
+        FSDP_TRY(rank->transport->ops->comm_create(rank->transport, ranks, 2, 1, &made, err));
         if (made)
             pair.comm = made;
     }

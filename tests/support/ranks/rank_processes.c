@@ -20,7 +20,8 @@ static fsdp_status connect_rank(rank_process *rank, const rank_processes *ranks,
     FSDP_TRY(take_ctl_pairs(ranks->size, rank->rank, ends, &rank->ctl, err));
     fsdp_ctl_set_deadline(rank->ctl, ranks->deadline_ms);
     FSDP_TRY(fsdp_transport_shm(rank->ctl, ranks->deadline_ms, &rank->transport, err));
-    return rank->transport->ops->comm_create(rank->transport, all, ranks->size, &rank->comm, err);
+    return rank->transport->ops->comm_create(rank->transport, all, ranks->size, 1, &rank->comm,
+                                             err);
 }
 
 static void run_rank(int number, const int *ends, const void *user)

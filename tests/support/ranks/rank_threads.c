@@ -31,8 +31,8 @@ static void *run_rank(void *user)
     int all[MAX_RANKS];
     for (int i = 0; i < rank->size; i++)
         all[i] = i;
-    rank->status = rank->transport->ops->comm_create(rank->transport, all, rank->size, &rank->comm,
-                                                     &rank->err);
+    rank->status = rank->transport->ops->comm_create(rank->transport, all, rank->size, 1,
+                                                     &rank->comm, &rank->err);
     if (rank->status == FSDP_OK)
         rank->status = start->body(rank, &rank->err);
     fsdp_comm_free(rank->comm);

@@ -230,7 +230,7 @@ Test(comm, one_rank_alone)
     fsdp_error err = {0};
     const int ranks[] = {0};
     cr_assert_eq(fsdp_transport_self(&transport, &err), FSDP_OK);
-    cr_assert_eq(transport->ops->comm_create(transport, ranks, 1, &comm, &err), FSDP_OK);
+    cr_assert_eq(transport->ops->comm_create(transport, ranks, 1, 1, &comm, &err), FSDP_OK);
     cr_assert_str_eq(fsdp_comm_backend(comm), "self");
     comm_rounds rounds = {.seed = 3, .rounds = 100, .max_count = 3000};
     cr_assert_eq(run_comm_rounds(comm, &rounds, &err), FSDP_OK, "%s", err.text);
@@ -433,13 +433,13 @@ static fsdp_status make_rows_and_columns(rank_thread *rank, fsdp_error *err)
 {
     fsdp_status status = FSDP_OK;
     fsdp_comm *own[2] = {NULL, NULL};
-    for (int i = 0; i < 5; i++) {
-        int row[] = {2 * i, 2 * i + 1}, column[] = {i - 3, i - 1, i + 1};
+    const int rows[] = {0, 1, 2, 3, 4, 5};
+    FSDP_TRY(rank->transport->ops->comm_create(rank->transport, rows, 2, 3, &own[0], err));
+    for (int i = 0; i < 2; i++) {
+        int column[] = {i, i + 2, i + 4};
         fsdp_comm *made = NULL;
-        FSDP_TRY(i < 3 ? rank->transport->ops->comm_create(rank->transport, row, 2, &made, err)
-                       : rank->transport->ops->comm_create(rank->transport, column, 3, &made, err));
-        if (made)
-            own[i >= 3] = made;
+        FSDP_TRY(rank->transport->ops->comm_create(rank->transport, column, 3, 1, &made, err));
+        own[1] = made ? made : own[1];
     }
     for (int i = 0; i < 2 && status == FSDP_OK; i++) {
         comm_case test = {.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .count = 100, .seed = 4};
@@ -463,7 +463,7 @@ static fsdp_status make_other_group(rank_thread *rank, fsdp_error *err)
     const int pair[] = {0, 1}, other[] = {0, 2};
     fsdp_comm *made = NULL;
     fsdp_status status = rank->transport->ops->comm_create(
-        rank->transport, rank->rank == 2 ? other : pair, 2, &made, err);
+        rank->transport, rank->rank == 2 ? other : pair, 2, 1, &made, err);
     fsdp_comm_free(made);
     return status;
 }
@@ -472,7 +472,7 @@ static fsdp_status make_bad_group(rank_thread *rank, fsdp_error *err)
 {
     const int twice[] = {0, 0};
     fsdp_comm *made = NULL;
-    return rank->transport->ops->comm_create(rank->transport, twice, 2, &made, err);
+    return rank->transport->ops->comm_create(rank->transport, twice, 2, 1, &made, err);
 }
 
 Test(comm, different_groups_are_an_error_on_all_ranks)
@@ -578,9 +578,9 @@ static fsdp_status wait_across_groups(rank_thread *rank, fsdp_error *err)
     const comm_case test = {.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .count = 50};
     fsdp_comm *in_row = NULL, *in_column = NULL;
     const fsdp_transport_ops *ops = rank->transport->ops;
-    fsdp_status status = ops->comm_create(rank->transport, row, 2, &in_row, err);
+    fsdp_status status = ops->comm_create(rank->transport, row, 2, 1, &in_row, err);
     if (status == FSDP_OK)
-        status = ops->comm_create(rank->transport, column, 2, &in_column, err);
+        status = ops->comm_create(rank->transport, column, 2, 1, &in_column, err);
     if (status == FSDP_OK && rank->rank >= 2)
         sleep_ms(rank->rank == 2 ? PATIENT_MS / 2 : 2 * PATIENT_MS);
     if (status == FSDP_OK && rank->rank != 1)
@@ -609,7 +609,8 @@ static fsdp_status wait_in_a_ring(rank_thread *rank, fsdp_error *err)
     static const int both[] = {1, 0};
     const comm_case test = {.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .count = 50};
     fsdp_comm *other = NULL;
-    fsdp_status status = rank->transport->ops->comm_create(rank->transport, both, 2, &other, err);
+    fsdp_status status =
+        rank->transport->ops->comm_create(rank->transport, both, 2, 1, &other, err);
     if (status == FSDP_OK && rank->rank == 1)
         sleep_ms(PATIENT_MS / 2);
     if (status == FSDP_OK)
@@ -684,7 +685,7 @@ static fsdp_status make_groups_without_memory(rank_thread *rank, fsdp_error *err
     if (rank->rank == 0)
         (void)fsdp_mem_fail_after(*(const int *)rank->user, false);
     fsdp_comm *made = NULL;
-    fsdp_status status = rank->transport->ops->comm_create(rank->transport, all, 2, &made, err);
+    fsdp_status status = rank->transport->ops->comm_create(rank->transport, all, 2, 1, &made, err);
     fsdp_comm_free(made);
     return status;
 }

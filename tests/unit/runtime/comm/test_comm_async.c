@@ -31,7 +31,7 @@ static fsdp_status start_in_two_groups(rank_thread *rank, fsdp_error *err)
     fsdp_comm *other = NULL, *comms[2];
     float x[2] = {1, 2};
     fsdp_comm_handle *handle = NULL;
-    FSDP_TRY(rank->transport->ops->comm_create(rank->transport, reversed, 2, &other, err));
+    FSDP_TRY(rank->transport->ops->comm_create(rank->transport, reversed, 2, 1, &other, err));
     comms[0] = rank->rank == 0 ? rank->comm : other;
     comms[1] = rank->rank == 0 ? other : rank->comm;
     const fsdp_collective first = sum_of(&x[0]), second = sum_of(&x[1]);
@@ -87,7 +87,7 @@ static fsdp_status look_at_handle(rank_thread *rank, fsdp_error *err)
     float x = 1, y = 1;
     const fsdp_collective looked = sum_of(&x), told = sum_of(&y);
     fsdp_comm_handle *handle = NULL;
-    FSDP_TRY(rank->transport->ops->comm_create(rank->transport, reversed, 2, &other, err));
+    FSDP_TRY(rank->transport->ops->comm_create(rank->transport, reversed, 2, 1, &other, err));
     fsdp_status status = FSDP_OK;
     if (rank->rank == 1)
         status = fsdp_comm_start(rank->comm, &looked, &handle, err);

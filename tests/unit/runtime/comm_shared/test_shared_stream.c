@@ -43,7 +43,7 @@ static void *gather(void *context)
                                   .out = mine->out,
                                   .count = 1,
                                   .stream = mine->stream};
-    mine->status = mine->transport->ops->comm_create(mine->transport, (const int[]){0, 1}, RANKS,
+    mine->status = mine->transport->ops->comm_create(mine->transport, (const int[]){0, 1}, RANKS, 1,
                                                      &mine->comm, &err);
     if (mine->status == FSDP_OK)
         mine->status = fsdp_comm_run(mine->comm, &call, &err);
