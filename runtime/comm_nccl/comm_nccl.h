@@ -27,7 +27,8 @@
  * wakes several times per second, asks NCCL for errors, and exchanges a beat with the others' watches, which
  * a dead or stopped rank misses; the inner transport names that rank. A call without progress for a deadline
  * is late: then the watches compare how far the members have come, and name the one that did not make the
- * call, or made another one. The first failure of a group is kept on all its members, and the watch aborts
+ * call, or made another one. NCCL may take minutes to make a communicator and to connect it in its first call:
+ * when all members have come to such a call, it has a deadline of its own. The first failure of a group is kept on all its members, and the watch aborts
  * NCCL's communicator, so that waiting kernels end.
  */
 #ifndef FSDP_COMM_NCCL_H
@@ -112,7 +113,10 @@ typedef struct nccl_beat {
 typedef struct nccl_progress {
     uint64_t issued, done;
     fsdp_comm_header header;   /* of the late call; zero: it is not pending here */
+    int64_t waits_ms;          /* for the late call; only where is_starting */
     uint32_t is_member, has_closed;
+    uint32_t is_starting;      /* the late call makes a communicator, or is its first */
+    uint32_t unused;
 } nccl_progress;
 
 struct nccl_transport {
@@ -121,6 +125,7 @@ struct nccl_transport {
     fsdp_device *device;
     const fsdp_nccl *nccl;
     bool check;
+    int creation_ms;
     int *all;                  /* ranks: 0, 1, ... */
     uint64_t groups_made;
     fsdp_comm *creator;        /* of all ranks, without calls: groups are split from it; NULL: none */

@@ -17,7 +17,7 @@
  * group have come. All compute the same verdict from the same numbers.
  */
 
-enum { MOST_HOPS = 16 };
+enum { MOST_HOPS = 16, FIRST_CALL = 1 };
 
 typedef enum verdict_kind {
     NOT_LATE = 0, /* it has ended meanwhile */
@@ -100,8 +100,12 @@ static nccl_progress progress_of(nccl_transport *transport, uint64_t id, uint64_
         fsdp_nccl_advance(group);
         mine.issued = group->issued;
         mine.done = group->done;
-        if (number >= group->done && number < group->issued)
-            mine.header = group->pending[number % FSDP_NCCL_PENDING].header;
+        if (number >= group->done && number < group->issued) {
+            const nccl_pending *late = &group->pending[number % FSDP_NCCL_PENDING];
+            mine.header = late->header;
+            mine.is_starting = number <= FIRST_CALL || group->comm == transport->creator;
+            mine.waits_ms = mine.is_starting ? fsdp_now_ms() - late->since_ms : 0;
+        }
         pthread_mutex_unlock(&group->lock);
     }
     pthread_mutex_unlock(&transport->lock);
@@ -110,9 +114,11 @@ static nccl_progress progress_of(nccl_transport *transport, uint64_t id, uint64_
 
 /* --- the verdict ------------------------------------------------------------------------------ */
 
-static double seconds_of(const nccl_transport *transport)
+static int deadline_of(const nccl_transport *transport, bool is_starting)
 {
-    return atomic_load(&transport->base.deadline_ms) / 1000.0;
+    const int deadline_ms = atomic_load(&transport->base.deadline_ms);
+    return is_starting && transport->creation_ms > deadline_ms ? transport->creation_ms
+                                                               : deadline_ms;
 }
 
 static fsdp_error describe_missing(const nccl_transport *transport, int rank,
@@ -120,7 +126,8 @@ static fsdp_error describe_missing(const nccl_transport *transport, int rank,
 {
     char what[96];
     bool has_left = transport->has_left[rank] || transport->progress[rank].has_closed;
-    snprintf(what, sizeof what, "did not come within %g s to", seconds_of(transport));
+    snprintf(what, sizeof what, "did not come within %g s to",
+             deadline_of(transport, false) / 1000.0);
     const fsdp_comm_loss loss = {.rank = rank,
                                  .what =
                                      has_left ? "has left the group: it takes no part in" : what,
@@ -129,14 +136,15 @@ static fsdp_error describe_missing(const nccl_transport *transport, int rank,
 }
 
 static fsdp_error describe_unfinished(const nccl_transport *transport, int rank,
-                                      const fsdp_comm_header *header, bool all_came)
+                                      const nccl_progress *late, bool all_came)
 {
     char what[128];
-    snprintf(what, sizeof what, "got no result from NCCL within %g s%s", seconds_of(transport),
+    snprintf(what, sizeof what, "got no result from NCCL within %g s%s",
+             deadline_of(transport, late->is_starting && all_came) / 1000.0,
              all_came ? ", though all ranks came to" : ", in");
     const fsdp_comm_loss loss = {
         .rank = rank, .what = what, .hint = "a GPU or a connection between two hangs"};
-    return fsdp_comm_describe_loss(&loss, header);
+    return fsdp_comm_describe_loss(&loss, &late->header);
 }
 
 /* The first member that has not given the call; -1: none. */
@@ -184,9 +192,9 @@ static bool judge_call(nccl_transport *transport, int asker, verdict *out)
     } else if (missing >= 0) {
         out->kind = MISSING;
         out->why = describe_missing(transport, missing, &late->header);
-    } else {
+    } else if (!late->is_starting || late->waits_ms > deadline_of(transport, true)) {
         out->kind = UNFINISHED;
-        out->why = describe_unfinished(transport, asker, &late->header, true);
+        out->why = describe_unfinished(transport, asker, late, true);
     }
     return true;
 }
@@ -250,7 +258,7 @@ static void nccl_judge_alone(nccl_transport *transport, const nccl_beat *mine)
             left = transport->has_left[group->comm->ranks[i]] ? group->comm->ranks[i] : -1;
         const fsdp_error why =
             left >= 0 ? describe_missing(transport, left, &late.header)
-                      : describe_unfinished(transport, transport->base.rank, &late.header, false);
+                      : describe_unfinished(transport, transport->base.rank, &late, false);
         fsdp_nccl_group_fail(group, &why, FSDP_NCCL_OWN);
     }
     pthread_mutex_unlock(&transport->lock);

@@ -446,7 +446,7 @@ static fsdp_status nccl_run(fsdp_comm *comm, const fsdp_collective *call,
 
 /* === groups =================================================================================== */
 
-enum { ABORTED_MS = 1000 };
+enum { ABORTED_MS = 1000, CREATION_MS = 10 * 60 * 1000 };
 
 /* --- this rank's end ---------------------------------------------------------------------------- */
 
@@ -919,11 +919,13 @@ static fsdp_status create(const fsdp_nccl_spec *spec, nccl_transport **made_out,
     nccl_transport *made = fsdp_alloc(1, sizeof *made);
     if (!made)
         return fsdp_fail_memory(err, "a transport over NCCL");
-    *made = (nccl_transport){.base = {.ops = &nccl_ops, .rank = inner->rank, .size = inner->size},
-                             .inner = spec->inner,
-                             .device = spec->device,
-                             .nccl = nccl,
-                             .check = spec->check};
+    *made =
+        (nccl_transport){.base = {.ops = &nccl_ops, .rank = inner->rank, .size = inner->size},
+                         .inner = spec->inner,
+                         .device = spec->device,
+                         .nccl = nccl,
+                         .check = spec->check,
+                         .creation_ms = spec->creation_ms > 0 ? spec->creation_ms : CREATION_MS};
     atomic_store(&made->base.deadline_ms, atomic_load(&inner->deadline_ms));
     atomic_store(&made->is_whole, true);
     fsdp_status status = init_locks(made, err);

@@ -418,6 +418,22 @@ static void hangs_at_the_start(void)
                FSDP_ERR_PEER, -1, "the making of a group of 3 ranks from rank 0 on (call 0)");
 }
 
+static fsdp_status call_once(nccl_rank *rank, fsdp_error *err)
+{
+    FSDP_TRY(give_call(rank, err));
+    return rank->device->ops->sync(rank->device->ops->record(rank->stream), err);
+}
+
+/* NCCL takes longer than a deadline to make the first communicators, which all ranks have come to. */
+static void starts_slowly(void)
+{
+    plan((fake_nccl_plan){.rank = -1, .polls = 20000});
+    expect_all(
+        &(nccl_world){
+            .size = RANKS, .deadline_ms = SHORT_MS, .creation_ms = LONG_MS, .body = call_once},
+        FSDP_OK, 0, "");
+}
+
 static fsdp_status create_pair(nccl_rank *rank, fsdp_error *err)
 {
     fsdp_comm *pair = NULL;
@@ -484,6 +500,7 @@ static const test_case cases[] = {
     {"no_gpu", has_no_gpu},
     {"shares_a_gpu", shares_a_gpu},
     {"hangs_at_the_start", hangs_at_the_start},
+    {"starts_slowly", starts_slowly},
     {"fails_at_a_split", fails_at_a_split},
     {"hangs_in_a_split", hangs_in_a_split},
 };

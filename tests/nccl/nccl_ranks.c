@@ -152,7 +152,10 @@ static fsdp_status create(const rank_start *start, fsdp_error *err)
     const fsdp_nccl_spec spec = {.ctl = rank->ctl,
                                  .inner = start->inner,
                                  .device = rank->device,
-                                 .check = start->world->check};
+                                 .check = start->world->check,
+                                 .creation_ms = start->world->creation_ms
+                                                    ? start->world->creation_ms
+                                                    : start->world->deadline_ms};
     FSDP_TRY(fsdp_transport_nccl(&spec, &rank->transport, err));
     return rank->transport->ops->comm_create(rank->transport, all, rank->size, 1, &rank->comm, err);
 }

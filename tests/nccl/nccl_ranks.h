@@ -19,6 +19,7 @@ typedef struct nccl_rank {
 
 typedef struct nccl_world {
     int size, deadline_ms;
+    int creation_ms;           /* 0: the same */
     bool check;
     fsdp_status (*body)(nccl_rank *rank, fsdp_error *err);     /* after a successful creation */
     void *context;
