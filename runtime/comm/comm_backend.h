@@ -31,8 +31,8 @@ typedef struct fsdp_comm_header {
 typedef struct fsdp_transport_ops {
     const char *name;
     unsigned abilities;
-    /* Collective over the world: all ranks create the same groups in the same order. `ranks` has `count` groups
-     * of `size` ranks each, in one of which a rank is at most; a rank that is in none gets a NULL
+    /* Collective over the world: all ranks create the same groups in the same order. `ranks` has `count`
+     * groups of `size` ranks each, in one of which a rank is at most; a rank that is in none gets a NULL
      * communicator. */
     fsdp_status (*comm_create)(fsdp_transport *transport, const int *ranks, int size, int count,
                                fsdp_comm **comm_out, fsdp_error *err);
@@ -110,7 +110,7 @@ void fsdp_transport_free_pages(fsdp_transport *transport, void *data);
 /* --- headers (comm_header.c) ------------------------------------------------------------------ */
 
 fsdp_comm_header fsdp_comm_head(const fsdp_comm *comm, const fsdp_collective *call);
-/* The header of the creation of groups. */
+/* Returns the header of the creation of groups. */
 fsdp_comm_header fsdp_comm_head_groups(const int *ranks, int size, int count, uint64_t sequence);
 /* Compares the headers of all ranks, in group order. When two differ, it fails with the same FSDP_ERR_USAGE
  * on every rank, which names two ranks and their calls: "rank 1 makes reduce_scatter of 32 bf16 for layers.1

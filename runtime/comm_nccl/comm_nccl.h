@@ -16,20 +16,20 @@
  * NCCL's unique ids, calls without a stream (host memory: the norm of a clipping), the comparison of --check,
  * and what the watches tell each other. NCCL carries nothing else than tensors.
  *
- * Creation must not block: the watch aborts it when a rank is lost. Calls must: for each call of a communicator
- * that does not block, NCCL (2.23.4 and later) starts a thread. So one communicator of all ranks, the creator,
- * is made from a unique id and does not block; it carries no calls. Each group is split from it, and blocks:
- * the state of the creator tells when the split is done. An NCCL that cannot split (before 2.18) makes each
- * group from an id of its own, and starts no threads.
+ * Creation must not block: the watch aborts it when a rank is lost. Calls must: for each call of a
+ * communicator that does not block, NCCL (2.23.4 and later) starts a thread. So one communicator of all
+ * ranks, the creator, is made from a unique id and does not block; it carries no calls. Each group is split
+ * from it, and blocks: the state of the creator tells when the split is done. An NCCL that cannot split
+ * (before 2.18) makes each group from an id of its own, and starts no threads.
  *
  * A call returns when NCCL has launched it, and ends later on the device. So a group keeps the calls that
  * were given and are not done: after each, its stream sets a flag in staging memory. The watch of each rank
  * wakes several times per second, asks NCCL for errors, and exchanges a beat with the others' watches, which
  * a dead or stopped rank misses; the inner transport names that rank. A call without progress for a deadline
  * is late: then the watches compare how far the members have come, and name the one that did not make the
- * call, or made another one. NCCL may take minutes to make a communicator and to connect it in its first call:
- * when all members have come to such a call, it has a deadline of its own. The first failure of a group is kept on all its members, and the watch aborts
- * NCCL's communicator, so that waiting kernels end.
+ * call, or made another one. NCCL may take minutes to make a communicator and to connect it in its first
+ * call: when all members have come to such a call, it has a deadline of its own. The first failure of a group
+ * is kept on all its members, and the watch aborts NCCL's communicator, so that waiting kernels end.
  */
 #ifndef FSDP_COMM_NCCL_H
 #define FSDP_COMM_NCCL_H
@@ -124,7 +124,7 @@ struct nccl_transport {
     fsdp_transport *inner;
     fsdp_device *device;
     const fsdp_nccl *nccl;
-    bool check;
+    bool check, shares_gpu;
     int creation_ms;
     int *all;                  /* ranks: 0, 1, ... */
     uint64_t groups_made;

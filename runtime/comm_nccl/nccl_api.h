@@ -8,17 +8,22 @@
 #ifndef FSDP_NCCL_API_H
 #define FSDP_NCCL_API_H
 
+#include <limits.h>
 #include <stddef.h>
 
 /* 2.14 has communicators that do not block; numbers as ncclGetVersion returns them. */
 enum { FSDP_NCCL_LEAST = 21400, FSDP_NCCL_HAS_RAS = 22400, FSDP_NCCL_SHARES_GPU = 23000 };
 
-/* ncclConfig_t of 2.14: later ones take it for what it is, by its size and version. */
+/* ncclConfig_t of 2.17: later ones take it for what it is, by its size and version, and earlier ones read the
+ * beginning. */
 struct fsdp_nccl_config_layout {
     size_t size;
     unsigned magic, version;
     int blocking;
+    int cgaClusterSize, minCTAs, maxCTAs;      /* FSDP_NCCL_UNDEFINED: NCCL chooses */
+    const char *netName;
 };
+enum { FSDP_NCCL_UNDEFINED = INT_MIN, FSDP_NCCL_HAS_CTAS = 21700 };
 enum { FSDP_NCCL_MAGIC = (int)0xcafebeef };
 
 #ifndef FSDP_NCCL_TYPES

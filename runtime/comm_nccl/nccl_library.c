@@ -82,8 +82,6 @@ static fsdp_status open_library(fsdp_nccl *nccl, fsdp_error *err)
         status = read_functions(library, nccl, err);
     if (status != FSDP_OK)
         dlclose(library);
-    else if (nccl->version >= FSDP_NCCL_SHARES_GPU)
-        setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0); /* older ones refuse ranks that share a GPU */
     return status;
 }
 

@@ -446,7 +446,7 @@ static fsdp_status nccl_run(fsdp_comm *comm, const fsdp_collective *call,
 
 /* === groups =================================================================================== */
 
-enum { ABORTED_MS = 1000, CREATION_MS = 10 * 60 * 1000 };
+enum { ABORTED_MS = 1000, CREATION_MS = 10 * 60 * 1000, SHARED_CTAS = 8 };
 
 /* --- this rank's end ---------------------------------------------------------------------------- */
 
@@ -511,12 +511,17 @@ static void unregister_group(nccl_group *group)
 
 /* --- NCCL's communicator ------------------------------------------------------------------------ */
 
-static fsdp_nccl_config make_config(bool blocking)
+/* Ranks that share a GPU hang when the blocks of one collective take all of its processors. */
+static fsdp_nccl_config make_config(const nccl_transport *transport, bool blocking)
 {
+    const bool has_ctas = transport->nccl->version >= FSDP_NCCL_HAS_CTAS;
     return (fsdp_nccl_config){.size = sizeof(fsdp_nccl_config),
                               .magic = (unsigned)FSDP_NCCL_MAGIC,
-                              .version = FSDP_NCCL_LEAST,
-                              .blocking = blocking};
+                              .version = has_ctas ? FSDP_NCCL_HAS_CTAS : FSDP_NCCL_LEAST,
+                              .blocking = blocking,
+                              .cgaClusterSize = FSDP_NCCL_UNDEFINED,
+                              .minCTAs = FSDP_NCCL_UNDEFINED,
+                              .maxCTAs = transport->shares_gpu ? SHARED_CTAS : FSDP_NCCL_UNDEFINED};
 }
 
 /* Collective in the group. */
@@ -540,7 +545,7 @@ static fsdp_status share_id(nccl_group *group, fsdp_nccl_id *id, fsdp_error *err
 static fsdp_status join(nccl_group *group, fsdp_error *err)
 {
     const nccl_transport *transport = group->transport;
-    fsdp_nccl_config config = make_config(false);
+    fsdp_nccl_config config = make_config(transport, false);
     fsdp_nccl_id id;
     FSDP_TRY(share_id(group, &id, err));
     (void)transport->device->ops->choose_gpu(transport->device); /* NCCL takes this thread's */
@@ -572,7 +577,7 @@ static void fail_split(nccl_group *creator, const fsdp_comm_header *header, nccl
 static fsdp_status split(nccl_group *creator, const fsdp_comm_header *header, nccl_group *group,
                          fsdp_error *err)
 {
-    fsdp_nccl_config config = make_config(true);
+    fsdp_nccl_config config = make_config(creator->transport, true);
     uint64_t number = 0;
     fsdp_nccl_result result = FSDP_NCCL_IN_PROGRESS;
     const int color = group ? (int)(group->id - header->sequence) : FSDP_NCCL_NO_COLOR;
@@ -925,6 +930,7 @@ static fsdp_status create(const fsdp_nccl_spec *spec, nccl_transport **made_out,
                          .device = spec->device,
                          .nccl = nccl,
                          .check = spec->check,
+                         .shares_gpu = spec->shares_gpu,
                          .creation_ms = spec->creation_ms > 0 ? spec->creation_ms : CREATION_MS};
     atomic_store(&made->base.deadline_ms, atomic_load(&inner->deadline_ms));
     atomic_store(&made->is_whole, true);

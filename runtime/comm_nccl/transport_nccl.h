@@ -14,6 +14,7 @@ typedef struct fsdp_nccl_spec {
     fsdp_transport *inner;     /* taken on success only */
     fsdp_device *device;       /* whose streams are CUDA's; outlives the transport */
     bool check;                /* compares the headers of all calls before they are given to NCCL */
+    bool shares_gpu;           /* the GPU of a rank is that of another one, too */
     int creation_ms;           /* how long NCCL may take to make and connect a group; 0: ten minutes */
 } fsdp_nccl_spec;
 

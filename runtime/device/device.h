@@ -36,6 +36,12 @@ typedef struct fsdp_event {
 typedef fsdp_status (*fsdp_work)(void *args, fsdp_error *err);
 enum { FSDP_WORK_ARGS = 192 };
 
+enum { FSDP_GPU_BUS = 32 };
+typedef struct fsdp_gpu {
+    int visible;               /* GPUs that this process sees */
+    char bus[FSDP_GPU_BUS];    /* its PCI address, "0000:1B:00.0"; unique on the host */
+} fsdp_gpu;
+
 typedef struct fsdp_device_ops {
     const char *name;
     bool is_host;              /* the host may read and write its memory */
@@ -73,10 +79,10 @@ typedef struct fsdp_device_ops {
      * the size that was asked for. */
     void *(*alloc_staging)(fsdp_device *device, size_t size);
     void (*dealloc_staging)(fsdp_device *device, void *data, size_t size);
-    /* Only of a GPU; else NULL. A cudaStream_t; the GPU's number in this process, to which what the calling
-     * thread itself asks of CUDA goes from now on. */
+    /* Only of a GPU; else NULL. A cudaStream_t; the GPU, to which what the calling thread itself asks of CUDA
+     * goes from now on. */
     void *(*native)(fsdp_stream *stream);
-    int (*choose_gpu)(fsdp_device *device);
+    const fsdp_gpu *(*choose_gpu)(fsdp_device *device);
     void (*close)(fsdp_device *device);
 } fsdp_device_ops;
 

@@ -143,6 +143,7 @@ typedef struct cuda_device {
     fsdp_device head;
     fsdp_device_ops ops;
     int rank, ordinal;
+    fsdp_gpu gpu;
     int usual_priority, high_priority;
     fsdp_pinned_pool staging;
 } cuda_device;
@@ -263,7 +264,8 @@ static fsdp_status read_number(const char *name, int *number_out, fsdp_error *er
     return FSDP_OK;
 }
 
-static fsdp_status choose(const char *name, int local_rank, int *ordinal_out, fsdp_error *err)
+static fsdp_status choose(const char *name, int local_rank, int *ordinal_out, int *visible_out,
+                          fsdp_error *err)
 {
     int count, number;
     FSDP_TRY(read_number(name, &number, err));
@@ -271,14 +273,15 @@ static fsdp_status choose(const char *name, int local_rank, int *ordinal_out, fs
     if (number >= count)
         return fsdp_fail(err, FSDP_ERR_USAGE, "device '%s': the last GPU of this host is cuda:%d",
                          name, count - 1);
+    *visible_out = count;
     *ordinal_out = number >= 0 ? number : local_rank % count;
     return check_age(name, *ordinal_out, err);
 }
 
 fsdp_status fsdp_device_cuda_find(const char *name, fsdp_error *err)
 {
-    int ordinal;
-    return choose(name, 0, &ordinal, err);
+    int ordinal, visible;
+    return choose(name, 0, &ordinal, &visible, err);
 }
 
 /* --- failures of a stream --------------------------------------------------------------------- */
@@ -404,11 +407,11 @@ static void *native(fsdp_stream *head)
     return of(head)->native;
 }
 
-static int choose_gpu(fsdp_device *head)
+static const fsdp_gpu *choose_gpu(fsdp_device *head)
 {
     const cuda_device *device = (cuda_device *)head;
     enter(device);
-    return device->ordinal;
+    return &device->gpu;
 }
 
 /* --- events ----------------------------------------------------------------------------------- */
@@ -639,7 +642,9 @@ static void close_device(fsdp_device *head)
 /* Starts CUDA in this process, and reads what streams need. */
 static fsdp_status start(cuda_device *device, const char *name, fsdp_error *err)
 {
-    cudaError_t code = cudaSetDevice(device->ordinal);
+    cudaError_t code = cudaDeviceGetPCIBusId(device->gpu.bus, FSDP_GPU_BUS, device->ordinal);
+    if (code == cudaSuccess)
+        code = cudaSetDevice(device->ordinal);
     if (code == cudaSuccess)
         code = cudaDeviceGetStreamPriorityRange(&device->usual_priority, &device->high_priority);
     return code == cudaSuccess ? FSDP_OK : fail_query(name, code, err);
@@ -676,7 +681,8 @@ fsdp_status fsdp_device_cuda(const char *name, const fsdp_device_rank *rank,
     device->ops.kernels = kernels;
     device->head.ops = &device->ops;
     device->rank = rank->rank;
-    fsdp_status status = choose(name, rank->local_rank, &device->ordinal, err);
+    fsdp_status status =
+        choose(name, rank->local_rank, &device->ordinal, &device->gpu.visible, err);
     if (status == FSDP_OK)
         status = start(device, name, err);
     if (status == FSDP_OK)

@@ -412,7 +412,7 @@ static void *native(fsdp_stream *head)
     return inner->device->ops->native(inner);
 }
 
-static int choose_gpu(fsdp_device *head)
+static const fsdp_gpu *choose_gpu(fsdp_device *head)
 {
     fsdp_device *inner = ((watched_device *)head)->inner;
     return inner->ops->choose_gpu(inner);

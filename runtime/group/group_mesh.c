@@ -109,8 +109,9 @@ static fsdp_status connect(fsdp_group *group, unsigned dims, int64_t each, bool 
         for (int64_t i = 0; i < along; i++)
             group->ranks[o * along + i] =
                 fsdp_mesh_rank_at(mesh, position(mesh, others, o) + position(mesh, dims, i));
-    return fsdp_world_ordered_comm(world, group->ranks, (int)each, (int)(along * across / each),
-                                   is_separate, ordered_out, err);
+    const fsdp_rank_groups groups = {
+        .ranks = group->ranks, .size = (int)each, .count = (int)(along * across / each)};
+    return fsdp_world_ordered_comm(world, &groups, is_separate, ordered_out, err);
 }
 
 /* --- checking --------------------------------------------------------------------------------- */

@@ -649,6 +649,17 @@ void fsdp_launch_note(int rank, const char *finding, const char *names)
     fprintf(stderr, "fsdp: rank %d, --check: %s: %s\n", rank, finding, names);
 }
 
+/* What NCCL and CUDA read when they start, before there are threads that read the environment. NCCL from
+ * 2.30 on serves two ranks on one GPU when it is told to; with CUDA's usual 8 queues a collective of one
+ * of them may wait after one of the other that waits for it. */
+static void set_gpu_environment(const fsdp_launch_options *options)
+{
+    if (strncmp(options->device, "cuda", strlen("cuda")) != 0)
+        return;
+    (void)setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
+
 int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *context)
 {
     fsdp_error err = {0};
@@ -666,6 +677,7 @@ int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *context)
     if (status == FSDP_OK) {
         const fsdp_launch_job job = {.options = &options, .body = body, .context = context};
         report_choice(&options, &place);
+        set_gpu_environment(&options);
         code = run(&job, &place, mode);
     } else {
         code = fsdp_error_report(&err);

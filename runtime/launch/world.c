@@ -16,6 +16,7 @@
 #include "runtime/comm_message/p2p_tcp.h"
 #include "runtime/comm_nccl/transport_nccl.h"
 #include "runtime/comm_shared/shared_transports.h"
+#include "runtime/device/numa.h"
 #include "runtime/launch/launch_internal.h"
 #include "runtime/launch/mpi_library.h"
 #include "statedict/ctl/ctl_backend.h"
@@ -411,13 +412,15 @@ static fsdp_ordered_comm *make_comm(const int *ranks, int size, bool is_separate
 }
 
 /* Local: the ends of groups that this rank will have, without communicators. */
-static fsdp_status make_comms(fsdp_world *world, const int *ranks, int size, int count,
-                              bool is_separate, fsdp_error *err)
+static fsdp_status make_comms(fsdp_world *world, const fsdp_rank_groups *groups, bool is_separate,
+                              fsdp_error *err)
 {
-    bool has_room = fsdp_grow(&world->comms, &world->comm_room, world->comm_count + (size_t)count,
-                              sizeof(fsdp_ordered_comm *));
-    for (int i = 0; i < count && has_room; i++) {
-        fsdp_ordered_comm *ordered = make_comm(ranks + i * size, size, is_separate);
+    bool has_room =
+        fsdp_grow(&world->comms, &world->comm_room, world->comm_count + (size_t)groups->count,
+                  sizeof(fsdp_ordered_comm *));
+    for (int i = 0; i < groups->count && has_room; i++) {
+        fsdp_ordered_comm *ordered =
+            make_comm(groups->ranks + i * groups->size, groups->size, is_separate);
         has_room = ordered != NULL;
         if (ordered)
             world->comms[world->comm_count++] = ordered;
@@ -426,16 +429,17 @@ static fsdp_status make_comms(fsdp_world *world, const int *ranks, int size, int
 }
 
 /* All ranks agree before they begin, so that none waits for a rank without memory. */
-static fsdp_status add_comms(fsdp_world *world, const int *ranks, int size, int count,
-                             bool is_separate, fsdp_error *err)
+static fsdp_status add_comms(fsdp_world *world, const fsdp_rank_groups *groups, bool is_separate,
+                             fsdp_error *err)
 {
     fsdp_transport *transport = world->parts.transport;
     const size_t before = world->comm_count;
     fsdp_comm *made = NULL;
-    fsdp_status status = make_comms(world, ranks, size, count, is_separate, err);
+    fsdp_status status = make_comms(world, groups, is_separate, err);
     status = fsdp_ctl_agree(world->parts.ctl, status, err);
     if (status == FSDP_OK)
-        status = transport->ops->comm_create(transport, ranks, size, count, &made, err);
+        status = transport->ops->comm_create(transport, groups->ranks, groups->size, groups->count,
+                                             &made, err);
     if (status != FSDP_OK) {
         while (world->comm_count > before)
             free_comm(world->comms[--world->comm_count]);
@@ -448,31 +452,36 @@ static fsdp_status add_comms(fsdp_world *world, const int *ranks, int size, int 
 }
 
 /* This rank's among groups that are all there; NULL: it is in none. */
-static fsdp_ordered_comm *find_own(const fsdp_world *world, const int *ranks, int size, int count,
+static fsdp_ordered_comm *find_own(const fsdp_world *world, const fsdp_rank_groups *groups,
                                    bool is_separate)
 {
     fsdp_ordered_comm *own = NULL;
-    for (int i = 0; i < count && !own; i++) {
-        fsdp_ordered_comm *ordered = find_comm(world, ranks + i * size, size, is_separate);
+    for (int i = 0; i < groups->count && !own; i++) {
+        fsdp_ordered_comm *ordered =
+            find_comm(world, groups->ranks + i * groups->size, groups->size, is_separate);
         own = ordered->comm ? ordered : NULL;
     }
     return own;
 }
 
-fsdp_status fsdp_world_ordered_comm(fsdp_world *world, const int *ranks, int size, int count,
+fsdp_status fsdp_world_ordered_comm(fsdp_world *world, const fsdp_rank_groups *groups,
                                     bool is_separate, fsdp_ordered_comm **ordered_out,
                                     fsdp_error *err)
 {
-    int *missing = fsdp_alloc((size_t)size * (size_t)count, sizeof *missing), n = 0;
-    fsdp_status status = missing ? FSDP_OK : fsdp_fail_memory(err, "groups of ranks");
-    for (int i = 0; i < count && missing; i++)
-        if (!find_comm(world, ranks + i * size, size, is_separate))
-            memcpy(missing + n++ * size, ranks + i * size, (size_t)size * sizeof *ranks);
-    if (n > 0)
-        status = add_comms(world, missing, size, n, is_separate, err);
+    const size_t size = (size_t)groups->size;
+    int *ranks = fsdp_alloc(size * (size_t)groups->count, sizeof *ranks);
+    fsdp_rank_groups missing = {.ranks = ranks, .size = groups->size};
+    fsdp_status status = ranks ? FSDP_OK : fsdp_fail_memory(err, "groups of ranks");
+    for (int i = 0; i < groups->count && ranks; i++) {
+        const int *group = groups->ranks + i * groups->size;
+        if (!find_comm(world, group, groups->size, is_separate))
+            memcpy(ranks + missing.count++ * groups->size, group, size * sizeof *ranks);
+    }
+    if (missing.count > 0)
+        status = add_comms(world, &missing, is_separate, err);
     if (status == FSDP_OK)
-        *ordered_out = find_own(world, ranks, size, count, is_separate);
-    fsdp_free(missing);
+        *ordered_out = find_own(world, groups, is_separate);
+    fsdp_free(ranks);
     return status;
 }
 
@@ -514,11 +523,12 @@ static fsdp_status connect_span(fsdp_world *world, const fsdp_mesh *mesh, int di
                                 int *ranks, fsdp_error *err)
 {
     const mesh_span span = span_of(mesh, dim, last);
-    const int64_t groups = span.blocks * span.step;
+    const fsdp_rank_groups groups = {
+        .ranks = ranks, .size = (int)span.size, .count = (int)(span.blocks * span.step)};
     fsdp_ordered_comm *ordered;
-    for (int64_t i = 0; i < groups * span.size; i++)
+    for (int64_t i = 0; i < fsdp_mesh_size(mesh); i++)
         ranks[i] = rank_in_span(mesh, &span, i / span.size, i % span.size);
-    return fsdp_world_ordered_comm(world, ranks, (int)span.size, (int)groups, false, &ordered, err);
+    return fsdp_world_ordered_comm(world, &groups, false, &ordered, err);
 }
 
 /* A digest of a mesh, which must be equal on all ranks. */
@@ -684,38 +694,56 @@ fsdp_comm *fsdp_world_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim, in
 
 /* Decides whether NCCL moves the memory of ranks' GPUs, or ranks that are threads do it themselves. */
 
-/* Collective among the ranks that are threads of this process: how many GPUs they have together. */
-static fsdp_status count_gpus(const fsdp_world_parts *parts, int *gpus_out, fsdp_error *err)
+/* What is known of the GPUs of all ranks. */
+typedef struct gpu_survey {
+    int gpus, most;  /* together; the most ranks that share one */
+    fsdp_gpu shared; /* one that so many share */
+} gpu_survey;
+
+/* Equal on ranks that use one GPU. */
+typedef struct gpu_place {
+    uint64_t host;
+    char bus[FSDP_GPU_BUS];
+} gpu_place;
+
+/* Collective. */
+static fsdp_status survey_gpus(const fsdp_world_parts *parts, gpu_survey *out, fsdp_error *err)
 {
     const int ranks = fsdp_ctl_size(parts->ctl);
-    const int mine = parts->device->ops->choose_gpu(parts->device);
-    int *all = fsdp_alloc((size_t)ranks, sizeof *all);
+    gpu_place mine, *all = fsdp_alloc((size_t)ranks, sizeof *all);
+    memset(&mine, 0, sizeof mine);
+    mine.host = parts->host;
+    snprintf(mine.bus, sizeof mine.bus, "%s", parts->device->ops->choose_gpu(parts->device)->bus);
     fsdp_status status = all ? FSDP_OK : fsdp_fail_memory(err, "the GPUs of all ranks");
     status = fsdp_ctl_agree_allgather(parts->ctl, status, &mine, sizeof mine, all, err);
-    *gpus_out = 0;
+    *out = (gpu_survey){0};
     for (int i = 0; i < ranks && status == FSDP_OK; i++) {
-        int before = 0;
-        while (all[before] != all[i])
+        int before = 0, same = 0;
+        while (memcmp(&all[before], &all[i], sizeof *all) != 0)
             before++;
-        *gpus_out += before == i;
+        out->gpus += before == i;
+        for (int j = before; j < ranks; j++)
+            same += memcmp(&all[j], &all[i], sizeof *all) == 0;
+        if (same <= out->most)
+            continue;
+        out->most = same;
+        memcpy(out->shared.bus, all[i].bus, sizeof out->shared.bus);
     }
     fsdp_free(all);
     return status;
 }
 
 /* Kernels of a GPU do not reach the memory of another one. */
-static fsdp_status decide_threads(const fsdp_launch_options *options, const fsdp_world_parts *parts,
+static fsdp_status decide_threads(const fsdp_launch_options *options, int ranks, int gpus,
                                   bool *uses_nccl_out, fsdp_error *err)
 {
-    int gpus;
-    FSDP_TRY(count_gpus(parts, &gpus, err));
     *uses_nccl_out = options->comm == FSDP_COMM_NCCL || gpus > 1;
     if (options->comm != FSDP_COMM_THREADS || gpus == 1)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "%s threads: the %d ranks have %d GPUs, but threads can exchange the memory "
                      "of one GPU only; use --comm nccl, or --device cuda:0 for all ranks",
-                     options->comm_name, fsdp_ctl_size(parts->ctl), gpus);
+                     options->comm_name, ranks, gpus);
 }
 
 /* Found out before a rank begins to work, and not by its first collective. */
@@ -728,22 +756,37 @@ static fsdp_status refuse_host_transport(const fsdp_launch_options *options, fsd
                      options->comm_name, comm, options->device);
 }
 
+/* NCCL (2.30) calls two ranks on a GPU an experiment, and says that more may hang. */
+static fsdp_status refuse_crowd(const gpu_survey *gpus, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%d ranks share the GPU %s, but NCCL serves at most two on one; start as many "
+                     "ranks as there are GPUs, or threads that share one (--threads N --device "
+                     "cuda:0)",
+                     gpus->most, gpus->shared.bus);
+}
+
 /* Collective: whether collectives of the ranks' device go over NCCL, which processes need, and threads that
  * have several GPUs. FSDP_ERR_USAGE: the --comm that was asked for does not move memory of GPUs. */
 static fsdp_status launch_decide_nccl(const fsdp_launch_options *options,
                                       const fsdp_world_parts *parts, bool *uses_nccl_out,
-                                      fsdp_error *err)
+                                      bool *shares_gpu_out, fsdp_error *err)
 {
     const bool is_gpu = parts->device->ops->native, is_asked = options->comm == FSDP_COMM_NCCL;
-    *uses_nccl_out = false;
-    if (fsdp_ctl_size(parts->ctl) == 1)
+    const int ranks = fsdp_ctl_size(parts->ctl);
+    gpu_survey gpus = {0};
+    *uses_nccl_out = is_asked && ranks > 1;
+    if (ranks == 1 || !is_gpu)
         return FSDP_OK;
-    if (is_gpu && options->threads > 0)
-        return decide_threads(options, parts, uses_nccl_out, err);
-    if (is_gpu && !is_asked && options->comm != FSDP_COMM_AUTO)
+    FSDP_TRY(survey_gpus(parts, &gpus, err));
+    *shares_gpu_out = gpus.most > 1;
+    if (options->threads > 0)
+        FSDP_TRY(decide_threads(options, ranks, gpus.gpus, uses_nccl_out, err));
+    else if (!is_asked && options->comm != FSDP_COMM_AUTO)
         return refuse_host_transport(options, err);
-    *uses_nccl_out = is_asked || is_gpu;
-    return FSDP_OK;
+    else
+        *uses_nccl_out = true;
+    return *uses_nccl_out && gpus.most > 2 ? refuse_crowd(&gpus, err) : FSDP_OK;
 }
 
 /* === the world ================================================================================ */
@@ -778,6 +821,7 @@ static fsdp_status count_hosts(fsdp_ctl *ctl, const char *host, fsdp_world_parts
     int rank = fsdp_ctl_rank(ctl), size = fsdp_ctl_size(ctl);
     char *all = fsdp_alloc((size_t)size, HOST_ID);
     name_this_host(host, mine);
+    parts->host = fsdp_fnv(FSDP_FNV_BEGIN, mine, HOST_ID);
     fsdp_status status = all ? FSDP_OK : fsdp_fail_memory(err, "the names of all hosts");
     status = fsdp_ctl_agree(ctl, status, err);
     if (status == FSDP_OK)
@@ -847,12 +891,12 @@ static fsdp_status open_transport(const fsdp_launch_options *options, fsdp_world
 static fsdp_status open_nccl(const fsdp_launch_options *options, fsdp_world_parts *parts,
                              fsdp_error *err)
 {
-    const fsdp_nccl_spec spec = {.ctl = parts->ctl,
-                                 .inner = parts->transport,
-                                 .device = parts->device,
-                                 .check = options->check};
+    fsdp_nccl_spec spec = {.ctl = parts->ctl,
+                           .inner = parts->transport,
+                           .device = parts->device,
+                           .check = options->check};
     bool uses_nccl;
-    FSDP_TRY(launch_decide_nccl(options, parts, &uses_nccl, err));
+    FSDP_TRY(launch_decide_nccl(options, parts, &uses_nccl, &spec.shares_gpu, err));
     return uses_nccl ? fsdp_transport_nccl(&spec, &parts->transport, err) : FSDP_OK;
 }
 
@@ -873,6 +917,8 @@ static fsdp_status open_local(const fsdp_launch_options *options, fsdp_world_par
     const fsdp_device_rank rank = {.rank = fsdp_ctl_rank(parts->ctl),
                                    .local_rank = parts->local_rank};
     FSDP_TRY(fsdp_device_open(options->device, &rank, &parts->device, err));
+    if (parts->device->ops->choose_gpu) /* before pinned memory, and before threads of this rank */
+        (void)fsdp_numa_bind("/sys", parts->device->ops->choose_gpu(parts->device)->bus);
     if (is_watched(options))
         FSDP_TRY(fsdp_device_watch(&parts->device, err));
     if (!options->trace)

@@ -11,6 +11,7 @@
 /* The parts of a world, which takes all of them, also when its creation fails. */
 typedef struct fsdp_world_parts {
     int local_rank, local_size;
+    uint64_t host;             /* equal on ranks of one host */
     fsdp_ctl *ctl;
     fsdp_transport *transport;
     fsdp_device *device;
@@ -27,6 +28,12 @@ typedef struct fsdp_ordered_comm {
     bool is_separate;
     fsdp_event last;
 } fsdp_ordered_comm;
+
+/* Groups that have no rank in common. */
+typedef struct fsdp_rank_groups {
+    const int *ranks;          /* `size` of each, one group after the other */
+    int size, count;
+} fsdp_rank_groups;
 
 /* An object with a thread, which the world ends when the program did not. */
 typedef struct fsdp_world_child {
@@ -66,12 +73,11 @@ void fsdp_launch_note(int rank, const char *finding, const char *names);
 void fsdp_world_adopt(fsdp_world *world, fsdp_world_child *child);
 void fsdp_world_disown(fsdp_world *world, fsdp_world_child *child);
 
-/* Collective over the world: this rank's communicator among `count` groups of `size` ranks, in one of which a
- * rank is at most; NULL on ranks that are in none. Those that are not there yet are created together, and kept
- * as long as the world. is_separate: second communicators of the same ranks, so that reductions overlap
- * gathers. */
-fsdp_status fsdp_world_ordered_comm(fsdp_world *world, const int *ranks, int size, int count,
-                                    bool is_separate, fsdp_ordered_comm **ordered_out, fsdp_error *err);
+/* Collective over the world: this rank's communicator among the groups; NULL on ranks that are in none. Those
+ * that are not there yet are created together, and kept as long as the world. is_separate: second
+ * communicators of the same ranks, so that reductions overlap gathers. */
+fsdp_status fsdp_world_ordered_comm(fsdp_world *world, const fsdp_rank_groups *groups, bool is_separate,
+                                    fsdp_ordered_comm **ordered_out, fsdp_error *err);
 /* Local: what fsdp_world_comm returns the fsdp_comm of; NULL when it was not created. */
 fsdp_ordered_comm *fsdp_world_find_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim);
 

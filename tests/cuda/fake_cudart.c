@@ -226,6 +226,15 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetPCIBusId(char *pciBusId, int len, int device)
+{
+    CALL();
+    if (device < 0 || device >= count_devices())
+        return fail(cudaErrorInvalidDevice);
+    snprintf(pciBusId, (size_t)len, "FA0E:%02X:00.0", device); /* no device of this host */
+    return cudaSuccess;
+}
+
 /* Starts the device, and is not a call that counts. */
 cudaError_t cudaSetDevice(int device)
 {

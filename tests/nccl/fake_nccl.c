@@ -15,7 +15,7 @@
 
 enum { USUAL_VERSION = 22809, FIRST_WITH_THREADS = 22304, SYSTEM_ERROR = 2, INTERNAL_ERROR = 3 };
 enum { MOST_OPS = 64, FIRST_OP = 5, MOST_FACTORS = 64 };
-enum { MOST_RANKS = 64, GARBAGE = 0xb7 };
+enum { MOST_RANKS = 64, MOST_SHARED_CTAS = 16, GARBAGE = 0xb7 };
 
 typedef enum call_kind {
     ALL_GATHER,
@@ -67,6 +67,7 @@ typedef struct clique {
     fsdp_nccl_id id;
     int size, arrived, references;
     int gpus[MOST_RANKS]; /* of those that have arrived */
+    bool is_shared;       /* two are of one GPU */
     meeting *meetings;
     split_meeting *splits;
 } clique;
@@ -450,8 +451,8 @@ static fsdp_nccl_result leave(struct ncclComm *comm, fsdp_nccl_result result)
     return result;
 }
 
-/* From 2.23.4 on each call of a communicator that does not block is launched by a thread of its own, and is in
- * progress at least until that has begun. */
+/* From 2.23.4 on each call of a communicator that does not block is launched by a thread of its own, and
+ * is in progress at least until that has begun. */
 static int polls_of_call(void)
 {
     const int version = plan()->version ? plan()->version : USUAL_VERSION;
@@ -679,7 +680,16 @@ static bool shares_gpu(const clique *mine, int gpu)
     bool shares = false;
     for (int i = 0; i < mine->arrived; i++)
         shares = shares || mine->gpus[i] == gpu;
-    return shares && plan()->version < FSDP_NCCL_SHARES_GPU;
+    return shares;
+}
+
+/* Later ones when they are told to, and hang unless their collectives are kept small: these refuse
+ * instead. */
+static bool may_share(const fsdp_nccl_config *config)
+{
+    const char *enabled = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    return plan()->version >= FSDP_NCCL_SHARES_GPU && enabled && strcmp(enabled, "1") == 0 &&
+           config->maxCTAs > 0 && config->maxCTAs <= MOST_SHARED_CTAS;
 }
 
 EXPORT fsdp_nccl_result ncclCommInitRankConfig(fsdp_nccl_comm *comm_out, int size, fsdp_nccl_id id,
@@ -694,7 +704,9 @@ EXPORT fsdp_nccl_result ncclCommInitRankConfig(fsdp_nccl_comm *comm_out, int siz
     struct ncclComm *comm = create_comm(mine, rank, false);
     if (is_planned(rank))
         comm->error = plan()->init_async_code;
-    if (fake_nccl.gpu && shares_gpu(mine, fake_nccl.gpu())) {
+    const bool shares = fake_nccl.gpu && shares_gpu(mine, fake_nccl.gpu());
+    mine->is_shared |= shares;
+    if (shares && !may_share(config)) {
         comm->error = FSDP_NCCL_INVALID_USAGE;
         last_error = "Duplicate GPU detected";
     } else if (!comm->error && !(is_planned(rank) && plan()->init_hangs)) {
@@ -814,8 +826,8 @@ static bool is_of_color(const split_meeting *split, int rank, int color)
     return split->comms[rank] && split->colors[rank] == color;
 }
 
-/* All have come: the members of a color become a clique, in the order of their keys. A rank that is alone counts
- * all. */
+/* All have come: the members of a color become a clique, in the order of their keys. A rank that is alone
+ * counts all. */
 static void complete_split(const clique *parent, split_meeting *split)
 {
     for (int i = 0; i < parent->size; i++) {
@@ -848,7 +860,7 @@ EXPORT fsdp_nccl_result ncclCommSplit(fsdp_nccl_comm comm, int color, int key,
         return plan()->split_code;
     enter(comm);
     *comm_out = NULL;
-    if (!is_ready(comm))
+    if (!is_ready(comm) || (comm->clique->is_shared && !may_share(config)))
         return leave(comm, FSDP_NCCL_INVALID_ARGUMENT);
     pthread_mutex_lock(&lock);
     split_meeting *split = find_split(comm->clique, comm->splits++);

@@ -1,8 +1,8 @@
 /*
  * An NCCL whose ranks are threads of one process, a library of its own that FSDP_NCCL_LIB names. It is as
  * late as NCCL may be: every result of a communicator that does not block may be pending, and a collective
- * runs on its stream when all ranks have come there; ranks that make different calls wait until they abort. Tests get the
- * plan by dlsym(library, "fake_nccl").
+ * runs on its stream when all ranks have come there; ranks that make different calls wait until they abort.
+ * Tests get the plan by dlsym(library, "fake_nccl").
  */
 #ifndef FSDP_FAKE_NCCL_H
 #define FSDP_FAKE_NCCL_H

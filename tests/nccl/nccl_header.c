@@ -47,11 +47,14 @@ EQUAL(FSDP_NCCL_HAS_RAS, NCCL_VERSION(2, 24, 0));
 EQUAL(FSDP_NCCL_SHARES_GPU, NCCL_VERSION(2, 30, 0));
 EQUAL(sizeof(ncclUniqueId), 128);
 
-/* The configuration of 2.14 is the beginning of every later one. */
+/* The configuration of 2.17 is the beginning of every later one. */
 static const ncclConfig_t initial = NCCL_CONFIG_INITIALIZER;
 EQUAL(offsetof(struct fsdp_nccl_config_layout, magic), offsetof(ncclConfig_t, magic));
 EQUAL(offsetof(struct fsdp_nccl_config_layout, version), offsetof(ncclConfig_t, version));
 EQUAL(offsetof(struct fsdp_nccl_config_layout, blocking), offsetof(ncclConfig_t, blocking));
+EQUAL(offsetof(struct fsdp_nccl_config_layout, maxCTAs), offsetof(ncclConfig_t, maxCTAs));
+EQUAL(offsetof(struct fsdp_nccl_config_layout, netName), offsetof(ncclConfig_t, netName));
+EQUAL(FSDP_NCCL_UNDEFINED, NCCL_CONFIG_UNDEF_INT);
 
 int main(void)
 {

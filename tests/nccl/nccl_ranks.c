@@ -83,10 +83,11 @@ static void *native_of(fsdp_stream *stream)
     return stream;
 }
 
-static int choose_gpu(fsdp_device *device)
+static const fsdp_gpu *choose_gpu(fsdp_device *device)
 {
+    static const fsdp_gpu gpu = {.visible = 1, .bus = "0000:1B:00.0"};
     (void)device;
-    return 0;
+    return &gpu;
 }
 
 /* Staging memory, of which nothing is left when a world has ended: flags too, of calls that failed. */
