@@ -6,7 +6,7 @@
  *
  *   derived.c             stored tensors; makes nodes, and reads boxes of them
  *   derived_shape.c       slices, joins, other shapes, other orders of dims, zeros
- *   derived_number.c      casts, factors and sums with a number
+ *   derived_number.c      casts, factors and sums with a number, powers of e and logarithms
  *   derived_quants.c      ggml's blocks of quantized values
  *   derived_product.c     sums with products of thin matrices, rows of given lengths (adapters)
  *   derived_scaled.c      quantized weights and their scales
@@ -101,6 +101,12 @@ fsdp_status fsdp_derive_scale(fsdp_arena *arena, const fsdp_derived *part, doubl
  * bf16 or f16 would lose digits. */
 fsdp_status fsdp_derive_add(fsdp_arena *arena, const fsdp_derived *part, double number,
                             const fsdp_derived **out, fsdp_error *err);
+/* e to the power of each element, and the natural logarithm of each, in f32 (f64 for that type), whatever the
+ * floating type of the part. A number that has no finite result is an error of the read. */
+fsdp_status fsdp_derive_exp(fsdp_arena *arena, const fsdp_derived *part, const fsdp_derived **out,
+                            fsdp_error *err);
+fsdp_status fsdp_derive_log(fsdp_arena *arena, const fsdp_derived *part, const fsdp_derived **out,
+                            fsdp_error *err);
 /* Another floating type. A value that does not fit in it is an error of the read. */
 fsdp_status fsdp_derive_cast(fsdp_arena *arena, const fsdp_derived *part, fsdp_dtype dtype,
                              const fsdp_derived **out, fsdp_error *err);

@@ -1,4 +1,5 @@
-/* Derived tensors that change numbers: casts, factors and sums with a number. See derived.h. */
+/* Derived tensors that change numbers: casts, factors and sums with a number, powers of e and logarithms. See
+ * derived.h. */
 #include "statedict/derive/derived.h"
 
 #include "kernels/kernels.h"
@@ -84,6 +85,14 @@ fsdp_status fsdp_derive_cast(fsdp_arena *arena, const fsdp_derived *part, fsdp_d
     FSDP_TRY(check_float(part->dtype, err));
     FSDP_TRY(check_float(dtype, err));
     return make_changed(arena, &like, out, err);
+}
+
+/* The type in which sums and functions are computed. */
+static fsdp_status widen(fsdp_arena *arena, const fsdp_derived *part, const fsdp_derived **out,
+                         fsdp_error *err)
+{
+    FSDP_TRY(check_float(part->dtype, err));
+    return fsdp_derive_cast(arena, part, part->dtype == FSDP_F64 ? FSDP_F64 : FSDP_F32, out, err);
 }
 
 /* --- factors -------------------------------------------------------------------------------------- */
@@ -194,11 +203,9 @@ static const fsdp_derived_ops sum_ops = {read_sum, 1};
 fsdp_status fsdp_derive_add(fsdp_arena *arena, const fsdp_derived *part, double number,
                             const fsdp_derived **out, fsdp_error *err)
 {
-    FSDP_TRY(check_float(part->dtype, err));
     if (part->dtype != FSDP_F64 && isinf((float)number))
         return fsdp_fail(err, FSDP_ERR_USAGE, "the number %g is out of range for f32", number);
-    if (part->dtype != FSDP_F64)
-        FSDP_TRY(fsdp_derive_cast(arena, part, FSDP_F32, &part, err));
+    FSDP_TRY(widen(arena, part, &part, err));
     fsdp_derived like = {.ops = &sum_ops,
                          .dtype = part->dtype,
                          .ndim = part->ndim,
@@ -207,4 +214,74 @@ fsdp_status fsdp_derive_add(fsdp_arena *arena, const fsdp_derived *part, double 
                          .part_count = 1,
                          .factor = number};
     return make_changed(arena, &like, out, err);
+}
+
+/* --- powers of e and logarithms ------------------------------------------------------------------- */
+
+typedef struct number_function {
+    const char *name;
+    double (*compute)(double number);
+} number_function;
+
+static const number_function power_of_e = {"exp", exp}, logarithm = {"log", log};
+
+/* A number without a finite result; infinities and NaN pass where they have one. */
+static bool is_misfit(double from, double to)
+{
+    return (isfinite(from) && !isfinite(to)) || (isnan(to) && !isnan(from));
+}
+
+/* Elements have the type of the result already. One of f32 is rounded from f64, so that it is the nearest. */
+static fsdp_status compute_run(const fsdp_derived *tensor, const void *from, size_t count, void *to,
+                               fsdp_error *err)
+{
+    const number_function *function = tensor->more;
+    const bool is_f64 = tensor->dtype == FSDP_F64;
+    for (size_t i = 0; i < count; i++) {
+        double number = is_f64 ? ((const double *)from)[i] : (double)((const float *)from)[i];
+        double result = function->compute(number);
+        if (is_f64)
+            ((double *)to)[i] = result;
+        else
+            result = (double)(((float *)to)[i] = (float)result);
+        if (is_misfit(number, result))
+            return fsdp_fail(err, FSDP_ERR_DAMAGED, "the %s of %g is not a finite number of %s",
+                             function->name, number, fsdp_dtype_name(tensor->dtype));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status read_computed(const fsdp_derived *tensor, fsdp_reader *reader,
+                                 const fsdp_box *box, void *data, fsdp_error *err)
+{
+    return read_changed(tensor, reader, box, data, compute_run, err);
+}
+
+static const fsdp_derived_ops computed_ops = {read_computed, 1};
+
+static fsdp_status make_computed(fsdp_arena *arena, const fsdp_derived *part,
+                                 const number_function *function, const fsdp_derived **out,
+                                 fsdp_error *err)
+{
+    FSDP_TRY(widen(arena, part, &part, err));
+    fsdp_derived like = {.ops = &computed_ops,
+                         .dtype = part->dtype,
+                         .ndim = part->ndim,
+                         .shape = part->shape,
+                         .parts = &part,
+                         .part_count = 1,
+                         .more = function};
+    return make_changed(arena, &like, out, err);
+}
+
+fsdp_status fsdp_derive_exp(fsdp_arena *arena, const fsdp_derived *part, const fsdp_derived **out,
+                            fsdp_error *err)
+{
+    return make_computed(arena, part, &power_of_e, out, err);
+}
+
+fsdp_status fsdp_derive_log(fsdp_arena *arena, const fsdp_derived *part, const fsdp_derived **out,
+                            fsdp_error *err)
+{
+    return make_computed(arena, part, &logarithm, out, err);
 }

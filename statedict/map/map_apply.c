@@ -200,6 +200,8 @@ static map_step map_step_inverse(const map_step *step)
     case MAP_RESHAPE: invert_reshape(&inverse); break;
     case MAP_SCALE: inverse.factor = 1 / step->factor; break;
     case MAP_ADD: inverse.factor = -step->factor; break;
+    case MAP_EXP: inverse.verb = MAP_LOG; break;
+    case MAP_LOG: inverse.verb = MAP_EXP; break;
     case MAP_FIRST:
     case MAP_NUMBER: break; /* rules with them are for the way to the right only */
     }
@@ -518,6 +520,8 @@ static fsdp_status make_changed(map_run *run, const map_step *step, const fsdp_d
     case MAP_UNFLATTEN: return make_flat(run, step, part, out, err);
     case MAP_RESHAPE: return make_reshaped(run, step, part, out, err);
     case MAP_ADD: return fsdp_derive_add(run->arena, part, step->factor, out, err);
+    case MAP_EXP: return fsdp_derive_exp(run->arena, part, out, err);
+    case MAP_LOG: return fsdp_derive_log(run->arena, part, out, err);
     default: return fsdp_derive_scale(run->arena, part, step->factor, out, err);
     }
 }

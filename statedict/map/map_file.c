@@ -377,6 +377,8 @@ static const struct {
              {"reshape", ":", MAP_RESHAPE},
              {"scale", "f", MAP_SCALE},
              {"add", "f", MAP_ADD},
+             {"exp", "", MAP_EXP},
+             {"log", "", MAP_LOG},
              {"first", "v", MAP_FIRST},
              {"number", "vV", MAP_NUMBER}};
 
@@ -477,7 +479,7 @@ static bool changes_a_tensor(map_verb verb)
 {
     return verb == MAP_FLATTEN || verb == MAP_UNFLATTEN || verb == MAP_PAD || verb == MAP_UNPAD ||
            verb == MAP_TRANSPOSE || verb == MAP_PERMUTE || verb == MAP_RESHAPE ||
-           verb == MAP_SCALE || verb == MAP_ADD;
+           verb == MAP_SCALE || verb == MAP_ADD || verb == MAP_EXP || verb == MAP_LOG;
 }
 
 /* The index of "1", "2" ...; -1: it is none. */

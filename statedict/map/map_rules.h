@@ -104,6 +104,7 @@ typedef enum map_verb {
     MAP_RESHAPE,               /* sizes : sizes */
     MAP_SCALE,
     MAP_ADD,
+    MAP_EXP, MAP_LOG,
     MAP_FIRST,                 /* variable: its lowest number stands for all; only to the right */
     MAP_NUMBER                 /* variable, others: it counts their values together; only to the right */
 } map_verb;

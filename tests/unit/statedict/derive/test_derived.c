@@ -1,11 +1,13 @@
 /*
  * Derived tensors next to a plain computation of the whole tensor: random trees of operations that move
- * elements, operations on several pieces, shapes that do not fit, and failing memory.
+ * elements, operations on several pieces, powers and logarithms, shapes that do not fit, and failing memory.
  */
 #include "kernels/quants.h"
 #include "statedict/derive/derived_product.h"
 #include "statedict/derive/derived_scaled.h"
 #include "tests/unit/statedict/derive/whole_pair.h"
+
+#include <math.h>
 
 /* --- operations of random trees --------------------------------------------------------------- */
 
@@ -147,6 +149,19 @@ static whole_pair added(fsdp_arena *arena, const whole_pair *old)
     return new;
 }
 
+static whole_pair raised(fsdp_arena *arena, const whole_pair *old)
+{
+    whole_pair new = pair_like(old);
+    new.dtype = FSDP_F32;
+    give_room(&new);
+    fsdp_kernels_get()->cast(new.data, FSDP_F32, old->data, old->dtype, (size_t)count_of(old),
+                             FSDP_OVERFLOW_INF);
+    for (int64_t i = 0; i < count_of(old); i++)
+        ((float *)new.data)[i] = (float)exp((double)((float *)new.data)[i]);
+    MAKE(new.node, fsdp_derive_exp(arena, old->node, &out, &err));
+    return new;
+}
+
 static whole_pair cast_to(fsdp_arena *arena, const whole_pair *old, fsdp_dtype dtype)
 {
     whole_pair new = pair_like(old);
@@ -227,6 +242,101 @@ Test(derived, a_cast_and_a_scale_of_several_pieces)
     free(old.data);
     free(half.data);
     free(new.data);
+}
+
+Test(derived, powers_of_e_of_several_pieces)
+{
+    fsdp_derivation *derivation = NULL;
+    whole_pair old = stored(&derivation, 2, (const int64_t[]){1300, 1001});
+    whole_pair half = cast_to(fsdp_derivation_arena(derivation), &old, FSDP_BF16);
+    whole_pair new = raised(fsdp_derivation_arena(derivation), &half);
+    check_pair(derivation, &new, 3);
+    free(old.data);
+    free(half.data);
+    free(new.data);
+}
+
+/* --- powers of e and logarithms ----------------------------------------------------------------- */
+
+enum { POWERS = 200000 };
+
+typedef fsdp_status (*function)(fsdp_arena *arena, const fsdp_derived *part,
+                                const fsdp_derived **out, fsdp_error *err);
+
+/* Both functions, one after the other, of numbers of the dtype. */
+static fsdp_status read_both(function first, function second, fsdp_dtype dtype, const void *numbers,
+                             int64_t count, void *read, fsdp_error *none)
+{
+    const stored_tensor tensor = {"stored", dtype, 1, {count}, numbers};
+    fsdp_checkpoint *base = stored_open(&tensor, 1);
+    fsdp_derivation *derivation = NULL;
+    whole_pair t = {.ndim = 1, .shape = {count}, .dtype = dtype};
+    cr_assert_eq(fsdp_derivation_begin(base, &derivation, none), FSDP_OK);
+    fsdp_arena *arena = fsdp_derivation_arena(derivation);
+    MAKE(t.node, fsdp_derive_stored(arena, base, 0, &out, &err));
+    MAKE(t.node, first(arena, t.node, &out, &err));
+    if (second)
+        MAKE(t.node, second(arena, t.node, &out, &err));
+    fsdp_checkpoint *checkpoint = finish(derivation, &t);
+    const fsdp_box whole = fsdp_box_whole(1, t.shape);
+    fsdp_status st = fsdp_checkpoint_read(checkpoint, 0, &whole, read, FSDP_CHECK_OFF, none);
+    fsdp_checkpoint_close(checkpoint);
+    return st;
+}
+
+/* docs/maps.md says how exact the way there and back is. */
+Test(derived, powers_of_e_and_logarithms_undo_each_other)
+{
+    static float numbers[POWERS], read[POWERS];
+    fsdp_error none = {0};
+    for (int i = 1; i < POWERS; i++) {
+        double size = exp((double)(i % 1000) / 50 - 15.6); /* up to 80 */
+        numbers[i] = (float)((i % 2 ? size : -size) * (1 + (double)draw(1 << 20) / (1 << 20) / 50));
+    }
+    cr_assert_eq(
+        read_both(fsdp_derive_exp, fsdp_derive_log, FSDP_F32, numbers, POWERS, read, &none),
+        FSDP_OK, "%s", none.text);
+    for (int i = 0; i < POWERS; i++)
+        cr_assert(fabsf(numbers[i]) >= 1 || numbers[i] == 0
+                      ? read[i] == numbers[i]
+                      : fabsf(read[i] - numbers[i]) <= 0x1p-24F,
+                  "%a became %a", (double)numbers[i], (double)read[i]);
+    for (int i = 0; i < POWERS; i++)
+        numbers[i] = expf(numbers[i]);
+    cr_assert_eq(
+        read_both(fsdp_derive_log, fsdp_derive_exp, FSDP_F32, numbers, POWERS, read, &none),
+        FSDP_OK, "%s", none.text);
+    for (int i = 0; i < POWERS; i++) {
+        double size = fabs(log((double)numbers[i]));
+        float unit = nextafterf(numbers[i], INFINITY) - numbers[i];
+        cr_assert(size < 1 ? read[i] == numbers[i]
+                           : fabsf(read[i] - numbers[i]) <= (float)ceil(size) * unit,
+                  "%a became %a", (double)numbers[i], (double)read[i]);
+    }
+}
+
+Test(derived, a_power_or_a_logarithm_that_is_not_finite_is_an_error_of_the_read)
+{
+    const float numbers[] = {89, -1, 0}, odd[] = {INFINITY, NAN};
+    const double wide[] = {89, 710};
+    float read[2];
+    double read_wide[2];
+    fsdp_error none = {0};
+    cr_expect_eq(read_both(fsdp_derive_exp, NULL, FSDP_F32, numbers, 1, read, &none),
+                 FSDP_ERR_DAMAGED);
+    cr_expect(strstr(none.text, "the exp of 89 is not a finite number of f32"), "%s", none.text);
+    cr_expect_eq(read_both(fsdp_derive_log, NULL, FSDP_F32, numbers, 2, read, &none),
+                 FSDP_ERR_DAMAGED);
+    cr_expect(strstr(none.text, "the log of -1 is not a finite number"), "%s", none.text);
+    cr_expect_eq(read_both(fsdp_derive_log, NULL, FSDP_F32, numbers + 2, 1, read, &none),
+                 FSDP_ERR_DAMAGED);
+    cr_expect(strstr(none.text, "the log of 0 is not a finite number"), "%s", none.text);
+    cr_expect_eq(read_both(fsdp_derive_exp, NULL, FSDP_F64, wide, 1, read_wide, &none), FSDP_OK);
+    cr_expect_eq(read_wide[0], exp(89));
+    cr_expect_eq(read_both(fsdp_derive_exp, NULL, FSDP_F64, wide, 2, read_wide, &none),
+                 FSDP_ERR_DAMAGED);
+    cr_expect_eq(read_both(fsdp_derive_log, NULL, FSDP_F32, odd, 2, read, &none), FSDP_OK);
+    cr_expect(isinf(read[0]) && isnan(read[1]), "they were not finite before");
 }
 
 /* --- blocks of quantized numbers ---------------------------------------------------------------- */
@@ -379,6 +489,8 @@ Test(derived, shapes_that_do_not_fit_are_named)
     REFUSED("u8 is not a floating type", fsdp_derive_cast(arena, t.node, FSDP_U8, &out, &err));
     REFUSED("u8 is not a floating type", fsdp_derive_scale(arena, bytes, 2, &out, &err));
     REFUSED("u8 is not a floating type", fsdp_derive_add(arena, bytes, 1, &out, &err));
+    REFUSED("u8 is not a floating type", fsdp_derive_exp(arena, bytes, &out, &err));
+    REFUSED("u8 is not a floating type", fsdp_derive_log(arena, bytes, &out, &err));
     REFUSED("the factor 1e+39", fsdp_derive_scale(arena, t.node, 1e39, &out, &err));
     REFUSED("the number 1e+39", fsdp_derive_add(arena, t.node, 1e39, &out, &err));
     REFUSED("the factor 1e-46", fsdp_derive_scale(arena, t.node, 1e-46, &out, &err));

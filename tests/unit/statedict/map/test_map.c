@@ -94,6 +94,7 @@ Test(map, arguments_of_steps_are_checked)
     }
     expect_refused("size n = 1\nsize n = 2\na = b\n", "line 2: the size is here twice");
     expect_refused("a\n  transpose 0 1 2\n  = b\n", "line 2: the step has too many arguments");
+    expect_refused("a\n  log 2\n  = b\n", "line 2: the step has too many arguments");
 }
 
 Test(map, a_text_of_many_rules_and_frames_is_refused)
@@ -220,6 +221,8 @@ Test(map, each_step_of_one_tensor_in_both_directions)
     expect_step("  reshape 6 : 2 3", one, "2x3: 0 1 2 3 4 5");
     expect_step("  scale 0.5", one, "6: 0 0.5 1 1.5 2 2.5");
     expect_step("  add -0.5", one, "6: -0.5 0.5 1.5 2.5 3.5 4.5");
+    expect_step("  exp", one, "6: 1 2.71828 7.38906 20.0855 54.5981 148.413");
+    expect_step("  add 1\n  log\n  scale -1", tensor("a", 3, 0, 0), "3: -0 -0.693147 -1.09861");
     expect_step("  transpose 0 1\n  scale 2\n  unflatten 0 3 2", a,
                 "3x2x2: 0 12 2 14 4 16 6 18 8 20 10 22");
 }
@@ -290,6 +293,11 @@ Test(map, steps_of_one_of_several_names_in_both_directions)
     checkpoint = apply(text, true, checkpoint);
     expect_tensor(checkpoint, "k", "3x2: 0 1 2 3 4 5");
     expect_tensor(checkpoint, "v", "1x3: 6 7 8");
+    fsdp_checkpoint_close(checkpoint);
+    text = "k\n  + v\n  only 2 log\n  = k\n  + v\n";
+    checkpoint = apply(text, false, stored_open(stored, 2));
+    expect_tensor(checkpoint, "k", "3x2: 0 1 2 3 4 5");
+    expect_tensor(checkpoint, "v", "1x3: 1.79176 1.94591 2.07944");
     fsdp_checkpoint_close(checkpoint);
     expect_refused("a\n  only 0 scale 2\n  = b\n", "line 2: a step for one of several names is");
     expect_refused("a\n  only 1 split 0\n  = b c\n", "line 2: the step takes or makes several");
