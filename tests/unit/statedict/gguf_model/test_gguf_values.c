@@ -1,34 +1,9 @@
 /* config.json and the tokenizer's files as key-value pairs of GGUF. */
-#include "statedict/gguf_model/gguf_values.h"
+#include "tests/unit/statedict/gguf_model/model_pairs.h"
 
 #include "base/core/mem.h"
-#include "statedict/models/config.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static const char *config = "{}";
-static char directory[64];
-static fsdp_named_values values;
-static fsdp_error err;
-static fsdp_gguf_found found;
-static fsdp_sd *tensors; /* NULL: not known */
-
-static void begin(void)
-{
-    strcpy(directory, "/tmp/fsdp-gguf-XXXXXX");
-    cr_assert(mkdtemp(directory));
-}
-
-static void end(void)
-{
-    fsdp_named_values_release(&values);
-    fsdp_sd_free(tensors);
-    cr_assert_eq(fsdp_io_remove_tree(NULL, directory, &err), FSDP_OK);
-}
 
 TestSuite(gguf_values, .init = begin, .fini = end);
 
@@ -37,44 +12,6 @@ static void put(const char *name, const char *text)
     char path[128];
     snprintf(path, sizeof path, "%s/%s", directory, name);
     cr_assert_eq(fsdp_io_replace_file(fsdp_io_posix(), path, text, strlen(text), &err), FSDP_OK);
-}
-
-static fsdp_status read_all(void)
-{
-    fsdp_config_file file;
-    const fsdp_gguf_model model = {.config = &file, .directory = directory, .sd = tensors};
-    fsdp_status st = fsdp_config_parse(config, strlen(config), NULL, &file, &err);
-    if (st == FSDP_OK)
-        st = fsdp_gguf_values(fsdp_io_posix(), &model, &values, &found, &err);
-    fsdp_config_release(&file);
-    return st;
-}
-
-static const fsdp_value *find(const char *name)
-{
-    for (size_t i = 0; i < values.count; i++)
-        if (strcmp(values.items[i].name, name) == 0)
-            return &values.items[i].value;
-    return NULL;
-}
-
-static int64_t number(const char *name)
-{
-    const fsdp_value *value = find(name);
-    return value && value->kind == FSDP_VALUE_I64 ? value->as.i64 : -1;
-}
-
-static const char *text_of(const fsdp_value *value)
-{
-    return value && value->kind == FSDP_VALUE_STRING ? value->as.bytes.data : "";
-}
-
-static const fsdp_value *item(const char *name, size_t i)
-{
-    const fsdp_value *value = find(name);
-    cr_assert(value && value->kind == FSDP_VALUE_LIST && i < value->as.list.count, "%s %zu", name,
-              i);
-    return &value->as.list.items[i];
 }
 
 static const char llama[] =
@@ -203,19 +140,6 @@ Test(gguf_values, numbers_that_contradict_the_tensors_are_damage)
 }
 
 /* --- what llama.cpp has keys for ------------------------------------------------------------------ */
-
-/* The config of a llama with further members. */
-static fsdp_status read_with(const char *type, const char *members)
-{
-    static char text[900];
-    snprintf(text, sizeof text,
-             "{\"model_type\": \"%s\", \"num_hidden_layers\": 2, \"hidden_size\": 64, "
-             "\"num_attention_heads\": 4, \"max_position_embeddings\": 128, %s}",
-             type, members);
-    config = text;
-    fsdp_named_values_release(&values);
-    return read_all();
-}
 
 /* transformers has these numbers for a config.json without them, and llama.cpp others, or none. */
 Test(gguf_values, numbers_that_a_config_leaves_out_are_those_of_the_family)
@@ -517,18 +441,6 @@ Test(gguf_values, what_makes_no_sense_is_refused)
 
 /* --- families --- */
 
-/* Members of a family that llama.cpp computes otherwise, or not at all. */
-static void expect_refused(const char *type, const char *const refused[][2], size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        cr_assert_eq(read_with(type, refused[i][0]), FSDP_ERR_USAGE, "%s", refused[i][0]);
-        cr_expect(strstr(err.text, refused[i][1]), "%s: %s", refused[i][0], err.text);
-    }
-}
-
-#define EXPECT_REFUSED(type, refused) \
-    expect_refused(type, refused, sizeof(refused) / sizeof *(refused))
-
 Test(gguf_values, gemma2_has_windows_and_bounds_of_logits)
 {
     static const char *const refused[][2] = {
@@ -722,11 +634,6 @@ Test(gguf_values, gpt_neox_and_falcon_have_names_of_their_own)
 }
 
 /* --- the way back --- */
-
-static void add_value(fsdp_sd *sd, const char *name, const fsdp_value *value)
-{
-    cr_assert_eq(fsdp_sd_add_value(sd, name, strlen(name), value, &err), FSDP_OK, "%s", err.text);
-}
 
 static void comes_back(const char *family)
 {
