@@ -44,7 +44,7 @@ typedef struct fsdp_caps {
     bool names_groups;         /* hyper-parameters of optimizers are written as PyTorch asks for them */
     bool nests_groups;         /* by default they are a list of groups, whatever program stored them */
     bool forms_groups;         /* the user chooses their form: nested or flat */
-    bool f32_vectors;          /* floating tensors of fewer than two dims, and biases, are f32 */
+    bool f32_vectors;          /* floating tensors of fewer than two dims, biases and the like are f32 */
     bool f32_weights;          /* all floating tensors outside the optimizer are f32 */
     bool takes_config;         /* the model's config.json decides how it is written */
     bool needs_config;         /* writing fails without a config.json */

@@ -2,7 +2,7 @@
 #include "statedict/derive/target_types.h"
 
 #include "statedict/derive/derived_checkpoint.h"
-#include "statedict/select/selection.h"
+#include "statedict/select/vectors.h"
 
 #include <string.h>
 

@@ -10,6 +10,7 @@
 #include "statedict/select/expression.h"
 #include "statedict/select/rename.h"
 #include "statedict/select/scales.h"
+#include "statedict/select/vectors.h"
 #include <fsdp/filter.h>
 
 #include <inttypes.h>
@@ -641,14 +642,6 @@ static bool is_kept(selecting *work, size_t i)
 static bool is_kept_tensor(const selecting *work, size_t i)
 {
     return work->selection->entries[i].is_kept && fsdp_sd_at(work->sd, i)->kind != FSDP_ENTRY_VALUE;
-}
-
-bool fsdp_is_vector(const fsdp_entry *entry)
-{
-    static const char bias[] = ".bias";
-    size_t size = sizeof bias - 1;
-    return entry->ndim <= 1 || (entry->name_size >= size &&
-                                memcmp(entry->name + entry->name_size - size, bias, size) == 0);
 }
 
 /* What --dtype asks for, but for vectors that the target wants in f32: its programs load no others. */

@@ -91,10 +91,6 @@ void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry);
 /* True when the selection has a weight that --drop opaque leaves in. */
 bool fsdp_selection_has_weights(const fsdp_selection *selection, const fsdp_sd *sd);
 
-/* Tells whether the tensor is one that llama.cpp adds or multiplies element by element: of fewer than two
- * dims, or the biases of several experts. Its format has those in f32 (caps.f32_vectors). */
-bool fsdp_is_vector(const fsdp_entry *entry);
-
 /* The parts that are taken and left out, for people: "model 29 · ema 29 left out · optimizer left out". */
 typedef struct fsdp_part_text {
     fsdp_text line;
