@@ -366,7 +366,8 @@ static fsdp_status complete(const model_config *config, const fsdp_sd *sd, fsdp_
     }
     for (size_t i = 0; i < NEEDED; i++) {
         const gguf_number *number = find_number(config, of_tensors[i]);
-        if (number_of(config, of_tensors[i]) < 1)
+        bool is_computed = number && number->member[0] == '$';
+        if (!is_computed && number_of(config, of_tensors[i]) < 1)
             return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no %s, which GGUF needs", config->path,
                              number ? number->member : of_tensors[i]);
     }
@@ -411,9 +412,39 @@ static void take_numbers(model_config *config)
 static fsdp_status refuse_fixed(const model_config *config, const char *member, double number,
                                 double fixed, fsdp_error *err)
 {
+    const char *name = member[0] == '$' ? describe(config, member)->otherwise : member;
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "'%s' says %s %g, but llama.cpp computes every '%s' with %g", config->path,
-                     member, number, config->architecture, fixed);
+                     name, number, config->architecture, fixed);
+}
+
+/* NAN: the item of a list is not a number, nor true or false. */
+static double number_of_item(const fsdp_value *item)
+{
+    return item->kind == FSDP_VALUE_I64    ? (double)item->as.i64
+           : item->kind == FSDP_VALUE_BOOL ? (double)item->as.boolean
+           : item->kind == FSDP_VALUE_F64  ? item->as.f64
+                                           : NAN;
+}
+
+/* Compares a list with the numbers, which are those of transformers where there is no list. */
+static fsdp_status check_fixed_list(const model_config *config, const fsdp_gguf_fixed *fixed,
+                                    fsdp_error *err)
+{
+    const fsdp_value *list = fsdp_config_at(config->json, fixed->member);
+    size_t i = 0, count = list && list->kind == FSDP_VALUE_LIST ? list->as.list.count : 0;
+    const char *at = fixed->number;
+    for (char *end; i < count; i++, at = end) {
+        double wanted = strtod(at, &end);
+        if (end == at || number_of_item(&list->as.list.items[i]) != wanted)
+            break;
+    }
+    return !list || (i == count && *at == '\0')
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_USAGE,
+                           "'%s' says another %s than [%s], with which llama.cpp computes every "
+                           "'%s'",
+                           config->path, fixed->member, fixed->number, config->architecture);
 }
 
 /* Compares each layer's item of a list, which may be true or false. */
@@ -424,10 +455,7 @@ static fsdp_status check_fixed_layers(const model_config *config, const fsdp_ggu
     bool is_list = list && list->kind == FSDP_VALUE_LIST;
     double layers = number_of(config, "block_count"), wanted;
     for (size_t i = 0; is_list && i < list->as.list.count && (double)i < layers; i++) {
-        const fsdp_value *item = &list->as.list.items[i];
-        double number = item->kind == FSDP_VALUE_I64    ? (double)item->as.i64
-                        : item->kind == FSDP_VALUE_BOOL ? (double)item->as.boolean
-                                                        : NAN;
+        double number = number_of_item(&list->as.list.items[i]);
         FSDP_TRY(fsdp_formula_number(&config->formulas, fixed->number, (int64_t)i, &wanted, err));
         if (number != wanted)
             return fsdp_fail(
@@ -446,6 +474,10 @@ static fsdp_status check_fixed(const model_config *config, fsdp_error *err)
     for (size_t i = 0; i < gguf->fixed_count; i++) {
         const fsdp_gguf_fixed *fixed = &gguf->fixed[i];
         double number, wanted;
+        if (describe(config, fixed->member)->kind == FSDP_MEMBER_REALS) {
+            FSDP_TRY(check_fixed_list(config, fixed, err));
+            continue;
+        }
         if (strstr(fixed->number, "layer ")) {
             FSDP_TRY(check_fixed_layers(config, fixed, err));
             continue;

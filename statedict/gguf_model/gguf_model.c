@@ -74,9 +74,12 @@ static bool has_key(const fsdp_gguf_names *gguf, const char *key)
 /* Numbers that every config.json needs, and those of the family. */
 static bool is_needed(const fsdp_gguf_key *key)
 {
-    return strcmp(key->key, "block_count") == 0 || strcmp(key->key, "context_length") == 0 ||
-           strcmp(key->key, "embedding_length") == 0 ||
-           strcmp(key->key, "attention.head_count") == 0 || key->is_needed;
+    static const char *const keys[] = {"block_count", "context_length", "embedding_length",
+                                       "attention.head_count"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (strcmp(key->key, keys[i]) == 0 && key->member[0] != '$')
+            return true;
+    return key->is_needed;
 }
 
 /* True where config.json gets no member of the key: it is of a key before or is computed, vocab_size is that
@@ -244,6 +247,29 @@ static fsdp_status check_fixed(const fsdp_sd *sd, const fsdp_config *known, fsdp
     return FSDP_OK;
 }
 
+/* Names of formulas that are a number in every model of the family. */
+static fsdp_status check_fixed_formulas(const fsdp_config *known, fsdp_error *err)
+{
+    const fsdp_architecture *family = known->architecture;
+    for (size_t i = 0; i < family->gguf.fixed_count; i++) {
+        const fsdp_gguf_fixed *fixed = &family->gguf.fixed[i];
+        const char *name = fixed->member;
+        int64_t number, wanted;
+        if (name[0] != '$')
+            continue;
+        FSDP_TRY(fsdp_formula_compute(known, name, 0, &number, err));
+        FSDP_TRY(fsdp_formula_compute(known, fixed->number, 0, &wanted, err));
+        if (number != wanted)
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "cannot make a config.json from numbers of '%s': %s is %" PRId64
+                             " where %" PRId64 " is expected; --copy-from DIR takes one",
+                             family->gguf.architecture,
+                             fsdp_architecture_member(family, name, strlen(name))->otherwise,
+                             number, wanted);
+    }
+    return FSDP_OK;
+}
+
 /* transformers may have another default than the number with which llama.cpp computes. Lists that hold a
  * number for each layer have the usual ones. */
 static fsdp_status add_fixed(const fsdp_config *known, fsdp_text *out, fsdp_error *err)
@@ -255,7 +281,7 @@ static fsdp_status add_fixed(const fsdp_config *known, fsdp_text *out, fsdp_erro
             fsdp_architecture_member(family, fixed->member, strlen(fixed->member));
         double number;
         bool is_usual = !member->otherwise || strcmp(member->otherwise, fixed->number) == 0;
-        if (is_usual || strstr(fixed->number, "layer "))
+        if (is_usual || fixed->member[0] == '$' || strstr(fixed->number, "layer "))
             continue;
         FSDP_TRY(fsdp_formula_number(known, fixed->number, 0, &number, err));
         if (fsdp_member_is_whole(member))
@@ -277,6 +303,8 @@ static fsdp_status add_others(const fsdp_sd *sd, const fsdp_architecture *family
         st = check_formulas(sd, &known, err);
     if (st == FSDP_OK)
         st = check_fixed(sd, &known, err);
+    if (st == FSDP_OK)
+        st = check_fixed_formulas(&known, err);
     if (st == FSDP_OK)
         st = add_fixed(&known, out, err);
     fsdp_arena_release(&known.arena);

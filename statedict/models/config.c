@@ -70,6 +70,27 @@ static fsdp_status parse_items(config_parser *parser, bool is_object, item_list 
     }
 }
 
+/* Floats that JSON does not have, in Python's spellings, as in time_step_limit of Mamba. */
+static const struct {
+    const char *word;
+    double number;
+} odd_floats[] = {{"NaN", NAN}, {"Infinity", INFINITY}, {"-Infinity", -INFINITY}};
+enum { ODD_FLOATS = sizeof odd_floats / sizeof *odd_floats };
+
+/* transformers 5 writes such a number as {"__float__": "Infinity"}. */
+static void take_tagged(fsdp_value *value)
+{
+    const fsdp_value *items = value->as.list.items;
+    if (value->as.list.count != 2 || items[1].kind != FSDP_VALUE_STRING ||
+        !fsdp_bytes_are(items[0].as.bytes.data, items[0].as.bytes.size, "__float__"))
+        return;
+    for (size_t i = 0; i < ODD_FLOATS; i++)
+        if (fsdp_bytes_are(items[1].as.bytes.data, items[1].as.bytes.size, odd_floats[i].word)) {
+            *value = fsdp_value_f64(odd_floats[i].number);
+            return;
+        }
+}
+
 static fsdp_status parse_list(config_parser *parser, bool is_object, fsdp_value *out,
                               fsdp_error *err)
 {
@@ -85,20 +106,19 @@ static fsdp_status parse_list(config_parser *parser, bool is_object, fsdp_value 
             memcpy(out->as.list.items, list.items, list.count * sizeof *list.items);
     }
     fsdp_free(list.items);
+    if (st == FSDP_OK && is_object)
+        take_tagged(out);
     return st;
 }
 
 /* All but whole numbers of 64 bits are floats. */
 static fsdp_status parse_number(config_parser *parser, fsdp_value *out, fsdp_error *err)
 {
-    /* Python's spellings, as in time_step_limit of Mamba */
-    static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
-    static const double numbers[] = {NAN, INFINITY, -INFINITY};
     const char *at = parser->json.at;
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        size_t size = strlen(words[i]);
-        if ((size_t)(parser->json.end - at) >= size && memcmp(at, words[i], size) == 0) {
-            *out = fsdp_value_f64(numbers[i]);
+    for (size_t i = 0; i < ODD_FLOATS; i++) {
+        size_t size = strlen(odd_floats[i].word);
+        if ((size_t)(parser->json.end - at) >= size && memcmp(at, odd_floats[i].word, size) == 0) {
+            *out = fsdp_value_f64(odd_floats[i].number);
             parser->json.at += size;
             return FSDP_OK;
         }

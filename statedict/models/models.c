@@ -139,7 +139,8 @@ static fsdp_status read_member(model_lines *lines, fsdp_member_kind kind, fsdp_e
     return FSDP_OK;
 }
 
-static const char unknown_member[] = "no line 'member', 'flag', 'real' or 'word' has the name";
+static const char unknown_member[] =
+    "no line 'member', 'flag', 'real', 'reals' or 'word' has the name";
 
 static size_t find_key(const model_reader *reader, const char *key)
 {
@@ -420,6 +421,8 @@ static fsdp_status read_line(model_lines *lines, fsdp_error *err)
         FSDP_TRY(read_member(lines, FSDP_MEMBER_FLAG, err));
     else if (strcmp(word, "real") == 0)
         FSDP_TRY(read_member(lines, FSDP_MEMBER_REAL, err));
+    else if (strcmp(word, "reals") == 0)
+        FSDP_TRY(read_member(lines, FSDP_MEMBER_REALS, err));
     else if (strcmp(word, "word") == 0)
         FSDP_TRY(read_member(lines, FSDP_MEMBER_WORD, err));
     else if (strcmp(word, "in") == 0)

@@ -30,11 +30,12 @@ typedef enum fsdp_member_kind {
     FSDP_MEMBER_WHOLE,         /* a whole number, a boolean, or the count of a list or object */
     FSDP_MEMBER_FLAG,          /* true or false, which are 1 and 0 in formulas */
     FSDP_MEMBER_REAL,          /* formulas do not use it */
+    FSDP_MEMBER_REALS,         /* likewise: a list of such numbers */
     FSDP_MEMBER_WORD           /* likewise: "silu" */
 } fsdp_member_kind;
 typedef struct fsdp_config_member {
     const char *name;
-    const char *otherwise;     /* a formula, a number, a word; NULL: no default */
+    const char *otherwise;     /* a formula, a number, numbers, a word; NULL: no default */
     const char *null;          /* the whole number that null means; NULL: null is as absent */
     fsdp_member_kind kind;
 } fsdp_config_member;
@@ -58,7 +59,8 @@ typedef struct fsdp_gguf_key {
 /* A member for which llama.cpp computes with one number, whatever config.json says. */
 typedef struct fsdp_gguf_fixed {
     const char *member;
-    const char *number;        /* a real one, or a formula; with `layer`, of each item of a list */
+    const char *number;        /* a real one, or a formula; with `layer`, of each item of a list; of reals
+                                * the numbers, with spaces between them */
 } fsdp_gguf_fixed;
 
 /* A member that a file has no key for, computed from those that have one. */

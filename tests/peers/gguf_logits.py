@@ -54,6 +54,11 @@ CIRCLES = {
         "rope_parameters": {"rope_theta": 30000.0, "rope_type": "default", "partial_rotary_factor": 0.5}}),
     "granite": (transformers.GraniteConfig, {"embedding_multiplier": 12.0, "logits_scaling": 8.0,
                                              "attention_multiplier": 0.25, "residual_multiplier": 0.5}),
+    "mamba2": (transformers.Mamba2Config, {
+        "num_heads": 8, "head_dim": 12, "expand": 3, "n_groups": 2, "state_size": 6, "conv_kernel": 3,
+        "layer_norm_epsilon": 3e-4, "chunk_size": 4, "pad_token_id": 0}),
+    "mamba2 whose output is the embedding": (transformers.Mamba2Config, {
+        "num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 16, "tie_word_embeddings": True}),
     "olmo2": (transformers.Olmo2Config, {"rope_theta": 500000.0}),
     "olmo3": (transformers.Olmo3Config, {
         "sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"],
@@ -118,7 +123,7 @@ def gguf_names(file, saved):
     names = gguf.get_tensor_name_map(number, 8)  # more layers than a model here has
     merged = {re.sub(r"experts\.\d+\.", "experts.", one).replace("correction_bias", "correction.bias")
               for one in saved}
-    merged = {re.sub("_proj_bias$", "_proj.bias", one) for one in merged}
+    merged = {re.sub("_proj_bias$", "_proj.bias", one).replace("dt_bias", "dt_proj.bias") for one in merged}
     merged = {re.sub(r"(experts\.\w+|sinks)$", r"\1.weight", one) for one in merged}
     parts = {one.replace("kv_b_proj", part).replace("experts.gate_up", f"experts.{other}")
              for one in merged for part, other in (("k_b_proj", "gate"), ("v_b_proj", "up"))}
@@ -136,13 +141,15 @@ def check_memory(model, folder):
 
 
 def check_half(folder):
-    """llama.cpp adds biases, and multiplies by norms, in f32 alone, whatever the model is cast to."""
+    """llama.cpp adds biases, and multiplies by norms and numbers of a state, in f32 alone, whatever the model
+    is cast to."""
+    always = "norm.weight", "bias", "ssm_a", "ssm_d", "ssm_conv1d.weight"
     for dtype in "bf16", "q8_0":
         subprocess.run([CONVERT, folder / "hf", folder / "half.gguf", "-q", "--overwrite", "--dtype", dtype],
                        check=True)
         types = {tensor.name: tensor.tensor_type.name
                  for tensor in gguf.GGUFReader(folder / "half.gguf").tensors}
-        vectors = {one for name, one in types.items() if name.endswith(("norm.weight", "bias"))}
+        vectors = {one for name, one in types.items() if name.endswith(always)}
         assert vectors == {"F32"}, types
         assert dtype.upper() in types.values()
 

@@ -320,6 +320,34 @@ Test(map, stacks_of_experts_in_both_directions)
     fsdp_checkpoint_close(checkpoint);
 }
 
+/* The rules of a Mamba 2: its numbers lie in columns, decays are stored as they are, norms in groups. */
+Test(map, a_state_of_gguf_in_both_directions)
+{
+    static const float decays[] = {-1, -2};
+    static const char *const given[] = {"groups=2"};
+    const fsdp_map_call call = {.given = given, .given_count = 1};
+    const stored_tensor stored[] = {{"blk.0.ssm_a", FSDP_F32, 2, {2, 1}, decays},
+                                    tensor("blk.0.ssm_d", 2, 1, 4),
+                                    tensor("blk.0.ssm_conv1d.weight", 3, 2, 6),
+                                    tensor("blk.0.ssm_norm.weight", 2, 3, 0)};
+    fsdp_checkpoint *checkpoint = stored_open(stored, 4);
+    fsdp_map *map = NULL;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_map_builtin("gguf-mamba2", &map, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_map_apply(map, false, &call, &checkpoint, &err), FSDP_OK, "%s", err.text);
+    expect_tensor(checkpoint, "backbone.layers.0.mixer.A_log", "2: 0 0.693147");
+    expect_tensor(checkpoint, "backbone.layers.0.mixer.D", "2: 4 5");
+    expect_tensor(checkpoint, "backbone.layers.0.mixer.conv1d.weight", "3x1x2: 6 7 8 9 10 11");
+    expect_tensor(checkpoint, "backbone.layers.0.mixer.norm.weight", "6: 0 1 2 3 4 5");
+    cr_assert_eq(fsdp_map_apply(map, true, &call, &checkpoint, &err), FSDP_OK, "%s", err.text);
+    expect_tensor(checkpoint, "blk.0.ssm_a", "2x1: -1 -2");
+    expect_tensor(checkpoint, "blk.0.ssm_d", "2x1: 4 5");
+    expect_tensor(checkpoint, "blk.0.ssm_conv1d.weight", "3x2: 6 7 8 9 10 11");
+    expect_tensor(checkpoint, "blk.0.ssm_norm.weight", "2x3: 0 1 2 3 4 5");
+    fsdp_checkpoint_close(checkpoint);
+    fsdp_map_free(map);
+}
+
 /* --- names ---------------------------------------------------------------------------------------- */
 
 Test(map, frames_hold_every_rule_again)
@@ -404,6 +432,7 @@ Test(map, names_that_other_steps_lead_to_are_tensors)
         "w = x\nv\n  transpose 0 1\n  = y\n",
         "w\n  pad 0 2 3\n  = x\nv\n  pad 0 2 4\n  = y\n",
         "w\n  scale 2\n  = x\nv\n  scale 3\n  = y\n",
+        "w\n  exp\n  = x\nv\n  log\n  = y\n",
         "w\n  scale 2\n  transpose 0 1\n  = x\nv\n  scale 3\n  transpose 0 1\n  = y\n",
         "w\n  reshape 2 2 : 1 4\n  = x\nv\n  reshape 2 2 : 4 1\n  = y\n",
         "w\n  unflatten 0 1 2\n  = x\nv\n  unflatten 0 2 1\n  = y\n"};
