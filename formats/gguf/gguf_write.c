@@ -88,6 +88,13 @@ static gguf_kind integer_kind(const common_kind *common, bool prefers_signed)
     return common->most <= INT64_MAX ? GGUF_I64 : GGUF_KINDS;
 }
 
+/* llama.cpp reads the items of this list as bytes. */
+static bool is_bytes(const target_value *pair)
+{
+    static const char charsmap[] = "tokenizer.ggml.precompiled_charsmap";
+    return fsdp_bytes_are(pair->name, pair->name_size, charsmap);
+}
+
 /* The type of one value, or of all `count` items of a list; KINDS where there is none. */
 static gguf_kind kind_of(const fsdp_value *items, size_t count, bool is_list)
 {
@@ -101,6 +108,14 @@ static gguf_kind kind_of(const fsdp_value *items, size_t count, bool is_list)
            : common.f32      ? GGUF_F32
            : common.numbers  ? GGUF_F64
                              : GGUF_KINDS;
+}
+
+static bool fit_bytes(const fsdp_value *items, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!is_integer(&items[i]) || items[i].as.u64 > UINT8_MAX)
+            return false;
+    return true;
 }
 
 /* --- key-value pairs -------------------------------------------------------------------------- */
@@ -135,6 +150,8 @@ static fsdp_status put_value(const target_value *pair, fsdp_text *out, fsdp_erro
     if (is_list)
         items = value->as.list.items;
     gguf_kind kind = kind_of(items, count, is_list);
+    if (is_list && is_bytes(pair) && fit_bytes(items, count))
+        kind = GGUF_U8;
     if (kind == GGUF_KINDS)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "gguf cannot hold the value '%s': values are numbers, booleans, strings "
