@@ -34,6 +34,11 @@ typedef struct fsdp_sentencepiece {
     fsdp_piece_model model;
     int64_t unk, bos, eos, pad; /* numbers of pieces; -1: none */
     bool adds_space;           /* text gets a space before it (add_dummy_prefix) */
+    bool merges_spaces;        /* spaces in a row are one, and none at the ends (remove_extra_whitespaces) */
+    bool keeps_spaces;         /* spaces stay as they are in pieces (escape_whitespaces is false) */
+    bool ends_words;           /* the sign for a space ends pieces (treat_whitespace_as_suffix) */
+    const char *charsmap;      /* replacements of characters, in the bytes of the file; NULL: none */
+    size_t charsmap_size;
 } fsdp_sentencepiece;
 
 /* Reads the file's bytes; path is for messages. More than `most` pieces are FSDP_ERR_LIMIT. The

@@ -30,6 +30,7 @@ typedef struct fsdp_tokenizer_model {
     bool has_dropout, has_unknown, has_prefix, has_suffix;
     bool byte_fallback, ignore_merges;
     bool is_scored;            /* the vocabulary lists tokens with their scores, as Unigram does */
+    int64_t unknown_id;        /* of Unigram; -1: none */
     fsdp_json_part vocab, merges;
 } fsdp_tokenizer_model;
 
@@ -126,5 +127,18 @@ typedef struct fsdp_text_rules {
  * Llama 3 and Qwen2 use it. */
 fsdp_status fsdp_tokenizer_json_rules(const fsdp_tokenizer_json *file, fsdp_text_rules *rules_out,
                                      fsdp_error *err);
+
+/* How a tokenizer of the model Unigram treats text, where that is what SentencePiece can do, too. */
+typedef struct fsdp_unigram_rules {
+    void *charsmap;            /* replacements of characters, in fresh memory; NULL: none */
+    size_t charsmap_size;
+    bool cuts_words;           /* no token is of several words */
+    fsdp_template_ids before, after; /* as above */
+} fsdp_unigram_rules;
+
+/* Reads them. Spaces in a row are one, none are at the ends, and text gets one before it. FSDP_ERR_USAGE,
+ * with its name: a part does something else. The caller frees charsmap, also after a failure. */
+fsdp_status fsdp_tokenizer_json_unigram(const fsdp_tokenizer_json *file, fsdp_unigram_rules *rules_out,
+                                       fsdp_error *err);
 
 #endif

@@ -197,8 +197,16 @@ static fsdp_status take_id(const message *from, const field *of, const char *nam
     return FSDP_OK;
 }
 
-/* TrainerSpec { 3: model_type, 41: bos_id, 42: eos_id, 43: pad_id }; the types of pieces say which one is
- * unknown and which are bytes. */
+static fsdp_status take_flag(const message *from, const field *of, const char *name, bool *out,
+                             fsdp_error *err)
+{
+    FSDP_TRY(need_type(from, of, WIRE_VARINT, name, err));
+    *out = of->value != 0;
+    return FSDP_OK;
+}
+
+/* TrainerSpec { 3: model_type, 24: treat_whitespace_as_suffix, 41: bos_id, 42: eos_id, 43: pad_id }; the
+ * types of pieces say which one is unknown and which are bytes. */
 static fsdp_status read_trainer(const message *from, const field *of, fsdp_sentencepiece *out,
                                 fsdp_error *err)
 {
@@ -213,7 +221,10 @@ static fsdp_status read_trainer(const message *from, const field *of, fsdp_sente
             if (part.value < FSDP_PIECE_UNIGRAM || part.value > FSDP_PIECE_CHAR)
                 return fail_at(&inside, part.at, "'model_type' is unknown", err);
             out->model = (fsdp_piece_model)part.value;
-        } else if (part.number == 41)
+        } else if (part.number == 24)
+            FSDP_TRY(
+                take_flag(&inside, &part, "treat_whitespace_as_suffix", &out->ends_words, err));
+        else if (part.number == 41)
             FSDP_TRY(take_id(&inside, &part, "bos_id", &out->bos, err));
         else if (part.number == 42)
             FSDP_TRY(take_id(&inside, &part, "eos_id", &out->eos, err));
@@ -222,7 +233,8 @@ static fsdp_status read_trainer(const message *from, const field *of, fsdp_sente
     }
 }
 
-/* NormalizerSpec { 3: add_dummy_prefix } */
+/* NormalizerSpec { 2: precompiled_charsmap, 3: add_dummy_prefix, 4: remove_extra_whitespaces,
+ * 5: escape_whitespaces } */
 static fsdp_status read_normalizer(const message *from, const field *of, fsdp_sentencepiece *out,
                                    fsdp_error *err)
 {
@@ -232,10 +244,19 @@ static fsdp_status read_normalizer(const message *from, const field *of, fsdp_se
         FSDP_TRY(next_field(&inside, &part, &more, err));
         if (!more)
             return FSDP_OK;
-        if (part.number != 3)
-            continue;
-        FSDP_TRY(need_type(&inside, &part, WIRE_VARINT, "add_dummy_prefix", err));
-        out->adds_space = part.value != 0;
+        if (part.number == 2) {
+            FSDP_TRY(need_type(&inside, &part, WIRE_BYTES, "precompiled_charsmap", err));
+            out->charsmap = part.size > 0 ? part.data : NULL;
+            out->charsmap_size = part.size;
+        } else if (part.number == 3) {
+            FSDP_TRY(take_flag(&inside, &part, "add_dummy_prefix", &out->adds_space, err));
+        } else if (part.number == 4) {
+            FSDP_TRY(
+                take_flag(&inside, &part, "remove_extra_whitespaces", &out->merges_spaces, err));
+        } else if (part.number == 5) {
+            FSDP_TRY(take_flag(&inside, &part, "escape_whitespaces", &out->keeps_spaces, err));
+            out->keeps_spaces = !out->keeps_spaces;
+        }
     }
 }
 
@@ -285,7 +306,8 @@ fsdp_status fsdp_sentencepiece_read(const char *data, size_t size, const char *p
                                 .bos = NOT_SET,
                                 .eos = NOT_SET,
                                 .pad = NOT_SET,
-                                .adds_space = true};
+                                .adds_space = true,
+                                .merges_spaces = true};
     FSDP_TRY(read_model(&from, most, out, err));
     if (out->unk < 0)
         return fsdp_fail(

@@ -54,7 +54,19 @@ static fsdp_status take_unknown(fsdp_json *json, bool *is_there_out, fsdp_error 
     return fsdp_json_skip(json, err);
 }
 
-enum { TYPE, DROPOUT, UNKNOWN, PREFIX, SUFFIX, FALLBACK, IGNORE_MERGES, VOCAB, MERGES, MEMBERS };
+enum {
+    TYPE,
+    DROPOUT,
+    UNKNOWN,
+    UNKNOWN_ID,
+    PREFIX,
+    SUFFIX,
+    FALLBACK,
+    IGNORE_MERGES,
+    VOCAB,
+    MERGES,
+    MEMBERS
+};
 
 static fsdp_status take_member(fsdp_tokenizer_model *model, fsdp_json *json, int which,
                                fsdp_error *err)
@@ -63,6 +75,10 @@ static fsdp_status take_member(fsdp_tokenizer_model *model, fsdp_json *json, int
     case TYPE: return fsdp_json_take_type(json, model->type, err);
     case DROPOUT: return take_dropout(json, &model->has_dropout, err);
     case UNKNOWN: return take_unknown(json, &model->has_unknown, err);
+    case UNKNOWN_ID:
+        return fsdp_json_peek(json) == FSDP_JSON_NULL
+                   ? fsdp_json_null(json, err)
+                   : fsdp_json_i64(json, &model->unknown_id, err);
     case PREFIX: return take_presence(json, &model->has_prefix, err);
     case SUFFIX: return take_presence(json, &model->has_suffix, err);
     case FALLBACK: return fsdp_json_bool(json, &model->byte_fallback, err);
@@ -79,6 +95,7 @@ static fsdp_status read_model(fsdp_tokenizer_model *model, fsdp_json *json, fsdp
     static const char *const names[] = {"type",
                                         "dropout",
                                         "unk_token",
+                                        "unk_id",
                                         "continuing_subword_prefix",
                                         "end_of_word_suffix",
                                         "byte_fallback",
@@ -114,7 +131,7 @@ static fsdp_status find_parts(fsdp_json *json, fsdp_json_part parts[FSDP_PARTS],
 fsdp_status fsdp_tokenizer_json_open(fsdp_tokenizer_json *file, const char *text, size_t size,
                                      const char *path, fsdp_error *err)
 {
-    *file = (fsdp_tokenizer_json){.has_model = false};
+    *file = (fsdp_tokenizer_json){.model.unknown_id = -1};
     fsdp_json_init(&file->json, text, size, path);
     FSDP_TRY(find_parts(&file->json, file->parts, err));
     file->has_model = file->parts[FSDP_PART_MODEL].at != NULL;

@@ -11,9 +11,14 @@
 
 typedef struct rules_reader {
     fsdp_text_rules *rules;
-    bool has_byte_level; /* among the steps; the last one */
+    fsdp_unigram_rules *unigram;      /* NULL: of byte-level BPE */
+    bool merges, strips, cuts, marks; /* of Unigram: what its parts do with spaces */
+    bool has_byte_level;              /* among the steps; the last one */
     bool has_template, has_decoder;
 } rules_reader;
+
+/* SentencePiece's sign for a space, U+2581. */
+static const char space_sign[] = "\xE2\x96\x81";
 
 typedef fsdp_status (*part_reader)(rules_reader *reader, const fsdp_json *json, fsdp_json_part part,
                                    fsdp_error *err);
@@ -380,5 +385,157 @@ fsdp_status fsdp_tokenizer_json_rules(const fsdp_tokenizer_json *file, fsdp_text
     FSDP_TRY(read_decoder_part(&reader, json, parts[FSDP_PART_DECODER], err));
     if (!reader.has_decoder)
         return fsdp_tokenizer_refuse(json, "decoder", "none with ByteLevel", err);
+    return FSDP_OK;
+}
+
+/* --- Unigram ---------------------------------------------------------------------------------- */
+
+static fsdp_status refuse_unigram(const fsdp_json *json, const char *what, const char *name,
+                                  fsdp_error *err)
+{
+    char shown[200];
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s': llama.cpp has no %s '%s' for the model Unigram; a directory without "
+                     "tokenizer.json but with spiece.model may have the same tokens",
+                     json->name, what, fsdp_printable(name, strlen(name), shown, sizeof shown));
+}
+
+static fsdp_status read_charsmap(rules_reader *reader, const fsdp_json *json, fsdp_json_part part,
+                                 fsdp_error *err)
+{
+    static const char *const names[] = {"precompiled_charsmap"};
+    fsdp_json_members members = {names, 1, 0};
+    fsdp_json_part text = {0};
+    fsdp_unigram_rules *rules = reader->unigram;
+    char *data;
+    size_t size;
+    if (rules->charsmap || reader->merges || reader->strips)
+        return refuse_unigram(json, "normalizer before", "Precompiled", err);
+    FSDP_TRY(read_members(json, part, &members, &text, err));
+    FSDP_TRY(read_string(json, text, &data, &size, err));
+    fsdp_status status =
+        size > 0 ? fsdp_base64_decode(data, size, &rules->charsmap, &rules->charsmap_size, err)
+                 : FSDP_OK;
+    if (status != FSDP_OK)
+        fsdp_error_prefix(err, "'%s', precompiled_charsmap", json->name);
+    fsdp_free(data);
+    return status;
+}
+
+/* Several spaces become one. */
+static fsdp_status read_replace(rules_reader *reader, const fsdp_json *json, fsdp_json_part part,
+                                fsdp_error *err)
+{
+    static const char *const names[] = {"pattern", "content"}, *const kinds[] = {"Regex"};
+    fsdp_json_members members = {names, 2, 0}, kind_members = {kinds, 1, 0};
+    fsdp_json_part parts[2] = {0}, regex = {0};
+    char *texts[2] = {NULL, NULL};
+    size_t sizes[2];
+    FSDP_TRY(read_members(json, part, &members, parts, err));
+    if (parts[0].at)
+        FSDP_TRY(read_members(json, parts[0], &kind_members, &regex, err));
+    fsdp_status status = read_string(json, regex, &texts[0], &sizes[0], err);
+    if (status == FSDP_OK)
+        status = read_string(json, parts[1], &texts[1], &sizes[1], err);
+    reader->merges = status == FSDP_OK && strcmp(texts[0], " {2,}") == 0 &&
+                     (strcmp(texts[1], " ") == 0 || strcmp(texts[1], space_sign) == 0);
+    if (status == FSDP_OK && !reader->merges)
+        status = refuse_unigram(json, "normalizer Replace of", texts[0], err);
+    fsdp_free(texts[0]);
+    fsdp_free(texts[1]);
+    return status;
+}
+
+static fsdp_status read_unigram_normalizer(rules_reader *reader, const fsdp_json *json,
+                                           fsdp_json_part part, fsdp_error *err)
+{
+    static const char *const names[] = {"strip_right"};
+    fsdp_json_members members = {names, 1, 0};
+    fsdp_json_part right = {0};
+    char type[FSDP_PART_TYPE];
+    if (!part.at)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_json_part_type(json, part, type, err));
+    if (strcmp(type, "Sequence") == 0)
+        return read_sequence(reader, json, part, "normalizers", read_unigram_normalizer, err);
+    if (strcmp(type, "Precompiled") == 0)
+        return read_charsmap(reader, json, part, err);
+    if (strcmp(type, "Replace") == 0)
+        return read_replace(reader, json, part, err);
+    if (strcmp(type, "Strip") != 0)
+        return refuse_unigram(json, "normalizer", type, err);
+    FSDP_TRY(read_members(json, part, &members, &right, err));
+    return read_flag(json, right, &reader->strips, err);
+}
+
+/* Older files say add_prefix_space in place of prepend_scheme. */
+static fsdp_status read_metaspace(rules_reader *reader, const fsdp_json *json, fsdp_json_part part,
+                                  fsdp_error *err)
+{
+    static const char *const names[] = {"replacement", "prepend_scheme", "add_prefix_space",
+                                        "split"};
+    fsdp_json_members members = {names, 4, 0};
+    fsdp_json_part parts[4] = {0};
+    char *texts[2] = {NULL, NULL};
+    size_t sizes[2];
+    bool adds_space = true;
+    FSDP_TRY(read_members(json, part, &members, parts, err));
+    FSDP_TRY(read_flag(json, parts[2], &adds_space, err));
+    reader->unigram->cuts_words = true;
+    FSDP_TRY(read_flag(json, parts[3], &reader->unigram->cuts_words, err));
+    fsdp_status status = read_string(json, parts[0], &texts[0], &sizes[0], err);
+    if (status == FSDP_OK)
+        status = read_string(json, parts[1], &texts[1], &sizes[1], err);
+    if (status == FSDP_OK && strcmp(texts[0], space_sign) != 0)
+        status = refuse_unigram(json, "Metaspace with the replacement", texts[0], err);
+    else if (status == FSDP_OK && (!adds_space || strcmp(texts[1], "never") == 0))
+        status = refuse_unigram(json, "Metaspace with the prepend_scheme", "never", err);
+    reader->marks = true;
+    fsdp_free(texts[0]);
+    fsdp_free(texts[1]);
+    return status;
+}
+
+static fsdp_status read_unigram_splits(rules_reader *reader, const fsdp_json *json,
+                                       fsdp_json_part part, fsdp_error *err)
+{
+    char type[FSDP_PART_TYPE];
+    FSDP_TRY(fsdp_json_part_type(json, part, type, err));
+    if (strcmp(type, "Sequence") == 0)
+        return read_sequence(reader, json, part, "pretokenizers", read_unigram_splits, err);
+    if (strcmp(type, "Metaspace") == 0 && !reader->marks)
+        return read_metaspace(reader, json, part, err);
+    if (strcmp(type, "WhitespaceSplit") != 0 || reader->marks)
+        return refuse_unigram(json, "pre-tokenizer", part.at ? type : "null", err);
+    reader->cuts = true;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_tokenizer_json_unigram(const fsdp_tokenizer_json *file,
+                                        fsdp_unigram_rules *rules_out, fsdp_error *err)
+{
+    const fsdp_json *json = &file->json;
+    const fsdp_json_part *parts = file->parts;
+    fsdp_text_rules rules = {.normalizes = false};
+    rules_reader reader = {.rules = &rules, .unigram = rules_out};
+    *rules_out = (fsdp_unigram_rules){.charsmap = NULL};
+    if (file->model.byte_fallback)
+        return refuse_unigram(json, "member", "byte_fallback", err);
+    if (file->model.unknown_id < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s': the model has no unk_id, and llama.cpp needs a token for unknown "
+                         "characters",
+                         json->name);
+    FSDP_TRY(read_unigram_normalizer(&reader, json, parts[FSDP_PART_NORMALIZER], err));
+    FSDP_TRY(read_unigram_splits(&reader, json, parts[FSDP_PART_PRE_TOKENIZER], err));
+    if (!reader.marks)
+        return refuse_unigram(json, "pre-tokenizer without", "Metaspace", err);
+    if (!reader.cuts && !(reader.merges && reader.strips))
+        return refuse_unigram(json, "pre-tokenizer that keeps several spaces after", "Metaspace",
+                              err);
+    FSDP_TRY(read_template_part(&reader, json, parts[FSDP_PART_POST_PROCESSOR], err));
+    rules_out->cuts_words = rules_out->cuts_words || reader.cuts;
+    rules_out->before = rules.before;
+    rules_out->after = rules.after;
     return FSDP_OK;
 }

@@ -51,6 +51,20 @@ Test(sentencepiece, a_role_belongs_to_a_control_piece_or_to_none)
     cr_assert_not(pieces.adds_space);
 }
 
+Test(sentencepiece, a_file_says_how_it_treats_text)
+{
+    piece_file_add_specials(&model);
+    cr_assert_eq(read_model(), FSDP_OK, "%s", err.text);
+    cr_assert(pieces.adds_space && pieces.merges_spaces, "what files mean that do not say");
+    cr_assert(!pieces.keeps_spaces && !pieces.ends_words && !pieces.charsmap);
+    piece_file_add_bytes(&model, 3, "\x12\x03map\x20\0\x28\0", 9);
+    piece_file_add_trainer(&model, 24, 1);
+    cr_assert_eq(read_model(), FSDP_OK, "%s", err.text);
+    cr_assert(!pieces.merges_spaces && pieces.keeps_spaces && pieces.ends_words);
+    cr_assert_eq(pieces.charsmap_size, 3);
+    cr_assert_eq(memcmp(pieces.charsmap, "map", 3), 0);
+}
+
 Test(sentencepiece, fields_that_are_not_known_are_skipped)
 {
     piece_file_add_specials(&model);
