@@ -33,6 +33,7 @@ typedef struct model_config {
     fsdp_config formulas; /* the same members, for formulas of the family */
     const fsdp_architecture *family;
     const char *architecture; /* in llama.cpp */
+    const fsdp_sd *sd;        /* tensors under the names of GGUF; NULL: not known */
     fsdp_rope rope;        /* of all layers, or where types of layers differ, of full attention */
     fsdp_rope window_rope; /* of layers with a window */
     gguf_number *numbers;
@@ -253,6 +254,12 @@ static fsdp_status set_number(const model_config *config, const char *key, doubl
     return FSDP_OK;
 }
 
+/* A model with an encoder and a decoder has layers of both. */
+static bool has_decoder(const model_config *config)
+{
+    return find_number(config, "decoder_block_count") != NULL;
+}
+
 /* Numbers that are a dim of a tensor. */
 static fsdp_status take_dims(const model_config *config, const fsdp_sd *sd, fsdp_error *err)
 {
@@ -263,6 +270,9 @@ static fsdp_status take_dims(const model_config *config, const fsdp_sd *sd, fsdp
         int dim;
         const char *key;
     } dims[] = {
+        {"enc.blk.0.ffn_up.weight", 0, inner},
+        {"enc.blk.0.attn_rel_b.weight", 0, "attention.relative_buckets_count"},
+        {"enc.blk.0.attn_rel_b.weight", 1, "attention.head_count"},
         {"token_embd.weight", 0, "vocab_size"},
         {"token_embd.weight", 1, "embedding_length"},
         {"position_embd.weight", 0, "context_length"},
@@ -282,7 +292,9 @@ static fsdp_status take_dims(const model_config *config, const fsdp_sd *sd, fsdp
 /* Counts heads by the rows of queries and keys. */
 static fsdp_status take_heads(const model_config *config, const fsdp_sd *sd, fsdp_error *err)
 {
-    const char *names[] = {"blk.0.attn_q.weight", "blk.0.attn_k.weight"};
+    const char *encoder[] = {"enc.blk.0.attn_q.weight", "enc.blk.0.attn_k.weight"};
+    const char *usual[] = {"blk.0.attn_q.weight", "blk.0.attn_k.weight"};
+    const char *const *names = has_decoder(config) ? encoder : usual;
     const fsdp_entry *queries = find_tensor(sd, names[0]), *keys = find_tensor(sd, names[1]);
     double heads = number_of(config, "attention.head_count");
     if (!queries || !keys || queries->ndim != 2 || keys->ndim != 2 || heads < 1)
@@ -291,10 +303,11 @@ static fsdp_status take_heads(const model_config *config, const fsdp_sd *sd, fsd
     double groups = (double)keys->shape[0] / width;
     if (width != floor(width) || groups != floor(groups))
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' says num_attention_heads %g, and that many are not in the %" PRId64
+                         "'%s' says %s %g, and that many are not in the %" PRId64
                          " rows of '%s': --copy-from takes the config of the same model",
-                         config->path, heads, queries->shape[0], names[0]);
-    bool is_usual = !has_number(config, "attention.key_length") &&
+                         config->path, find_number(config, "attention.head_count")->member, heads,
+                         queries->shape[0], names[0]);
+    bool is_usual = !has_number(config, "attention.key_length") && !has_decoder(config) &&
                     width * heads == number_of(config, "embedding_length");
     if (!is_usual) {
         FSDP_TRY(set_number(config, "attention.key_length", width, names[0], err));
@@ -303,8 +316,10 @@ static fsdp_status take_heads(const model_config *config, const fsdp_sd *sd, fsd
     return set_number(config, "attention.head_count_kv", groups, names[1], err);
 }
 
-static int64_t find_last_layer(const fsdp_sd *sd)
+/* The largest number after `begin` among the names of tensors; -1: there is none. */
+static int64_t find_last_layer(const fsdp_sd *sd, const char *begin)
 {
+    const size_t begin_size = strlen(begin);
     int64_t most = -1, layer;
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
@@ -312,8 +327,8 @@ static int64_t find_last_layer(const fsdp_sd *sd)
         size_t size = entry->name_size < sizeof name - 1 ? entry->name_size : sizeof name - 1;
         memcpy(name, entry->name, size);
         name[size] = '\0';
-        if (entry->kind != FSDP_ENTRY_VALUE && sscanf(name, "blk.%9" SCNd64 ".", &layer) == 1 &&
-            layer > most)
+        if (entry->kind != FSDP_ENTRY_VALUE && strncmp(name, begin, begin_size) == 0 &&
+            sscanf(name + begin_size, "%9" SCNd64 ".", &layer) == 1 && layer > most)
             most = layer;
     }
     return most;
@@ -322,7 +337,7 @@ static int64_t find_last_layer(const fsdp_sd *sd)
 /* Layers after those of config.json predict further tokens, and have a key of their own in some families. */
 static fsdp_status count_layers(const model_config *config, const fsdp_sd *sd, fsdp_error *err)
 {
-    double count = (double)find_last_layer(sd) + 1;
+    double count = (double)find_last_layer(sd, has_decoder(config) ? "enc.blk." : "blk.") + 1;
     gguf_number *layers = find_number(config, "block_count");
     gguf_number *further = find_number(config, "nextn_predict_layers");
     if (count < 1 || !layers)
@@ -343,9 +358,26 @@ static fsdp_status count_layers(const model_config *config, const fsdp_sd *sd, f
     return FSDP_OK;
 }
 
+static fsdp_status count_decoder(const model_config *config, const fsdp_sd *sd, fsdp_error *err)
+{
+    const int64_t last = find_last_layer(sd, "dec.blk.");
+    char name[32];
+    if (!has_decoder(config))
+        return FSDP_OK;
+    if (last < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the model has no tensors of a decoder, but llama.cpp computes every '%s' "
+                         "with one",
+                         config->architecture);
+    snprintf(name, sizeof name, "dec.blk.%" PRId64, last);
+    return set_number(config, "decoder_block_count", (double)last + 1, name, err);
+}
+
 static fsdp_status check_layers(const model_config *config, fsdp_error *err)
 {
-    const double count = number_of(config, "block_count");
+    double count = number_of(config, "block_count");
+    if (number_of(config, "decoder_block_count") > count)
+        count = number_of(config, "decoder_block_count");
     return count <= FSDP_CONFIG_LIST
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_LIMIT,
@@ -361,6 +393,7 @@ static fsdp_status complete(const model_config *config, const fsdp_sd *sd, fsdp_
         further->is_there = false; /* checkpoints without these layers have the member, too */
     if (sd) {
         FSDP_TRY(count_layers(config, sd, err));
+        FSDP_TRY(count_decoder(config, sd, err));
         FSDP_TRY(take_dims(config, sd, err));
         FSDP_TRY(take_heads(config, sd, err));
     }
@@ -798,9 +831,49 @@ static fsdp_status check_activation(const model_config *config, fsdp_error *err)
     return refuse(config, what, err);
 }
 
+/* llama.cpp tells the activation of some families from a tensor, and config.json in two members. */
+static fsdp_status check_gated(const model_config *config, fsdp_error *err)
+{
+    static const char *const members[] = {"feed_forward_proj", "dense_act_fn"};
+    const fsdp_gguf_names *gguf = &config->family->gguf;
+    if (!gguf->gate || !config->sd)
+        return FSDP_OK;
+    const bool has_gate = find_tensor(config->sd, gguf->gate) != NULL;
+    const char *words = has_gate ? gguf->gated : gguf->activations;
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
+        const fsdp_config_member *member = describe(config, members[i]);
+        const char *word = fsdp_config_word(config->json, members[i]);
+        if (!word && member)
+            word = member->otherwise;
+        if (word && !fsdp_framework_matches(words, word, NULL))
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "'%s' says %s '%.64s', but llama.cpp computes a '%s' that %s the "
+                             "tensor '%s' with '%.*s'",
+                             config->path, members[i], word, config->architecture,
+                             has_gate ? "has" : "lacks", gguf->gate, (int)strcspn(words, "|"),
+                             words);
+    }
+    return FSDP_OK;
+}
+
+/* llama.cpp makes as many layers as the encoder has, and each holds one of the decoder, too. */
+static fsdp_status check_decoder(const model_config *config, fsdp_error *err)
+{
+    const double encoder = number_of(config, "block_count");
+    const double decoder = number_of(config, "decoder_block_count");
+    return decoder <= encoder
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_USAGE,
+                           "'%s' has %g layers in the encoder and %g in the decoder, but llama.cpp "
+                           "loads no '%s' with more layers in the decoder",
+                           config->path, encoder, decoder, config->architecture);
+}
+
 static fsdp_status check_told(const model_config *config, fsdp_error *err)
 {
+    FSDP_TRY(check_decoder(config, err));
     FSDP_TRY(check_activation(config, err));
+    FSDP_TRY(check_gated(config, err));
     FSDP_TRY(check_window(config, err));
     FSDP_TRY(check_needed(config, err));
     FSDP_TRY(check_fixed(config, err));
@@ -931,9 +1004,11 @@ static fsdp_status make_pairs(model_config *config, const fsdp_gguf_model *model
     FSDP_TRY(take_members(config, model->config, err));
     FSDP_TRY(read_numbers(config, err));
     FSDP_TRY(compute_numbers(config, err));
-    *tokens_out = (fsdp_gguf_tokens){.pre = config->family->gguf.pre};
+    *tokens_out = (fsdp_gguf_tokens){.pre = config->family->gguf.pre,
+                                     .unigram = config->family->gguf.unigram};
     FSDP_TRY(read_token(config, "bos_token_id", &tokens_out->bos, err));
     FSDP_TRY(read_token(config, "eos_token_id", &tokens_out->eos, err));
+    FSDP_TRY(read_token(config, "pad_token_id", &tokens_out->pad, err));
     FSDP_TRY(complete(config, model->sd, err));
     take_numbers(config);
     FSDP_TRY(check_told(config, err));
@@ -947,7 +1022,8 @@ fsdp_status fsdp_gguf_config(const fsdp_gguf_model *model, fsdp_named_values *ou
 {
     model_config config = {.path = fsdp_config_name(model->config),
                            .json = &model->config->json,
-                           .family = model->config->architecture};
+                           .family = model->config->architecture,
+                           .sd = model->sd};
     fsdp_status st = make_pairs(&config, model, out, tokens_out, err);
     fsdp_arena_release(&config.formulas.arena);
     return st;

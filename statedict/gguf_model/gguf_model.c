@@ -292,6 +292,16 @@ static fsdp_status add_fixed(const fsdp_config *known, fsdp_text *out, fsdp_erro
     return FSDP_OK;
 }
 
+/* The activation of families that llama.cpp tells from a tensor. */
+static void add_gated(const fsdp_sd *sd, const fsdp_gguf_names *gguf, fsdp_text *out)
+{
+    if (!gguf->gate)
+        return;
+    const bool has_gate = fsdp_sd_find(sd, gguf->gate, strlen(gguf->gate)) >= 0;
+    const char *words = has_gate ? gguf->gated : gguf->activations;
+    fsdp_text_addf(out, ",\n  \"feed_forward_proj\": \"%.*s\"", (int)strcspn(words, "|"), words);
+}
+
 static fsdp_status add_others(const fsdp_sd *sd, const fsdp_architecture *family, fsdp_text *out,
                               fsdp_error *err)
 {
@@ -568,6 +578,7 @@ static fsdp_status add_config(const fsdp_sd *sd, fsdp_arena *arena, fsdp_text *o
     FSDP_TRY(add_others(sd, family, out, err));
     FSDP_TRY(add_rotary(sd, &family->gguf, out, err));
     FSDP_TRY(add_scaling(sd, family, out, err));
+    add_gated(sd, &family->gguf, out);
     add_tensors(sd, out);
     fsdp_text_addf(out, "\n}\n");
     return out->failed ? fsdp_fail_memory(err, "config.json") : FSDP_OK;

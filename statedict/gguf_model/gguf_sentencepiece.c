@@ -80,6 +80,30 @@ static fsdp_status check_model(const fsdp_gguf_vocab *vocab, const fsdp_sentence
     return FSDP_OK;
 }
 
+/* What the file says of text, for a tokenizer that llama.cpp has. */
+static fsdp_status take_unigram(fsdp_gguf_vocab *vocab, const fsdp_sentencepiece *model,
+                                fsdp_error *err)
+{
+    bool has_bytes = false;
+    for (size_t i = 0; i < model->count; i++)
+        has_bytes = has_bytes || model->pieces[i].type == FSDP_PIECE_BYTE;
+    const char *what = has_bytes             ? "bytes in place of unknown characters"
+                       : model->keeps_spaces ? "spaces that stay spaces (escape_whitespaces)"
+                       : model->ends_words   ? "spaces that end words (treat_whitespace_as_suffix)"
+                                             : NULL;
+    if (what)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is a unigram model of SentencePiece with %s, which llama.cpp does "
+                         "not have in such a model",
+                         vocab->path, what);
+    vocab->unigram.is_used = true;
+    vocab->unigram.adds_space = model->adds_space;
+    vocab->unigram.merges_spaces = model->merges_spaces;
+    return model->charsmap
+               ? fsdp_gguf_take_charsmap(vocab, model->charsmap, model->charsmap_size, err)
+               : FSDP_OK;
+}
+
 static fsdp_status take_model(fsdp_gguf_vocab *vocab, const fsdp_sentencepiece *model,
                               fsdp_error *err)
 {
@@ -92,7 +116,9 @@ static fsdp_status take_model(fsdp_gguf_vocab *vocab, const fsdp_sentencepiece *
     vocab->own_ids[FSDP_GGUF_EOS] = model->eos;
     vocab->own_ids[FSDP_GGUF_UNK] = model->unk;
     vocab->own_ids[FSDP_GGUF_PAD] = model->pad;
-    return FSDP_OK;
+    return vocab->unigram.name && model->model == FSDP_PIECE_UNIGRAM
+               ? take_unigram(vocab, model, err)
+               : FSDP_OK;
 }
 
 fsdp_status fsdp_gguf_take_sentencepiece(fsdp_gguf_vocab *vocab, const char *data, size_t size,

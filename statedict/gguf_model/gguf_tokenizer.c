@@ -1,7 +1,8 @@
 /*
  * The tokenizer of a model as key-value pairs of GGUF: see gguf_values.h. tokenizer.json has the tokens
  * and merges, tokenizer_config.json the special ones and the chat template. A directory without
- * tokenizer.json has the tokens in tokenizer.model, added_tokens.json and tokenizer_config.json.
+ * tokenizer.json has the tokens in tokenizer.model or spiece.model, added_tokens.json and
+ * tokenizer_config.json.
  */
 #include "statedict/gguf_model/gguf_vocab.h"
 
@@ -10,6 +11,7 @@
 #include "formats/source.h"
 #include "formats/tokenizer_json.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 enum { LARGEST_FILE = 256 << 20, LARGEST_CONFIG = 16 << 20 };
@@ -25,6 +27,14 @@ static fsdp_status take_added(void *context, const fsdp_json *json, const fsdp_a
     return fsdp_gguf_vocab_set(context, added->id, added->text, added->size, &like, err);
 }
 
+/* A space in a token but for its beginning, by SentencePiece's sign. */
+static bool spans_words(const fsdp_file_token *token)
+{
+    static const char sign[] = "\xE2\x96\x81";
+    return token->size > 0 &&
+           memmem(token->text + 1, token->size - 1, sign, sizeof sign - 1) != NULL;
+}
+
 /* A token of the model that is an added token, too, has the type of that. */
 static fsdp_status take_token(void *context, const fsdp_json *json, const fsdp_file_token *token,
                               fsdp_error *err)
@@ -35,6 +45,11 @@ static fsdp_status take_token(void *context, const fsdp_json *json, const fsdp_f
     (void)json;
     if (token->id >= 0 && token->id < (int64_t)vocab->count && vocab->tokens[token->id].text)
         like.type = vocab->tokens[token->id].type;
+    if (vocab->unigram.cuts_words && like.type == FSDP_GGUF_NORMAL && spans_words(token))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s': token %" PRId64 " is of several words, which the pre-tokenizer "
+                         "keeps apart, but llama.cpp would use it",
+                         vocab->path, token->id);
     return fsdp_gguf_vocab_set(vocab, token->id, token->text, token->size, &like, err);
 }
 
@@ -45,13 +60,38 @@ static fsdp_status take_merge(void *context, const fsdp_json *json, const fsdp_f
     return fsdp_gguf_vocab_add_merge(context, merge, err);
 }
 
+/* What the file says of text, for a tokenizer that llama.cpp has. */
+static fsdp_status take_unigram(fsdp_gguf_vocab *vocab, const fsdp_tokenizer_json *file,
+                                fsdp_error *err)
+{
+    fsdp_unigram_rules rules;
+    fsdp_status st = fsdp_tokenizer_json_unigram(file, &rules, err);
+    if (st == FSDP_OK && rules.charsmap)
+        st = fsdp_gguf_take_charsmap(vocab, rules.charsmap, rules.charsmap_size, err);
+    fsdp_free(rules.charsmap);
+    vocab->unigram.is_used = vocab->unigram.adds_space = vocab->unigram.merges_spaces = true;
+    vocab->unigram.has_template = true;
+    vocab->unigram.cuts_words = rules.cuts_words;
+    vocab->unigram.before = rules.before;
+    vocab->unigram.after = rules.after;
+    vocab->own_ids[FSDP_GGUF_UNK] = file->model.unknown_id;
+    vocab->own_ids[FSDP_GGUF_BOS] = rules.before.count > 0 ? rules.before.ids[0] : -1;
+    vocab->own_ids[FSDP_GGUF_EOS] = rules.after.count > 0 ? rules.after.ids[0] : -1;
+    return st;
+}
+
 static fsdp_status take_file_parts(fsdp_gguf_vocab *vocab, const fsdp_tokenizer_json *file,
                                    fsdp_error *err)
 {
     vocab->is_unigram = file->model.is_scored;
     vocab->has_bytes = file->model.byte_fallback;
+    if (vocab->is_unigram && vocab->unigram.name)
+        FSDP_TRY(take_unigram(vocab, file, err));
     FSDP_TRY(fsdp_tokenizer_json_added(file, take_added, vocab, err));
     FSDP_TRY(fsdp_tokenizer_json_tokens(file, take_token, vocab, err));
+    if (vocab->unigram.is_used && file->model.unknown_id >= (int64_t)vocab->count)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': unk_id is %" PRId64 " of %zu tokens",
+                         vocab->path, file->model.unknown_id, vocab->count);
     return fsdp_tokenizer_json_merges(file, take_merge, vocab, err);
 }
 
@@ -235,6 +275,8 @@ static fsdp_status read_config(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_nam
             FSDP_TRY(take_decoder(json, vocab, err));
         else if (which == SPACE_PREFIX)
             FSDP_TRY(take_space_prefix(json, vocab, err));
+        else if (vocab->unigram.has_template)
+            FSDP_TRY(fsdp_json_skip(json, err)); /* the template counts */
         else
             FSDP_TRY(take_bool(json,
                                which == ADD_BOS ? "tokenizer.ggml.add_bos_token"
@@ -255,14 +297,12 @@ typedef struct tokenizer_file {
                              fsdp_error *err); /* in place of read */
 } tokenizer_file;
 
-static const tokenizer_file tokenizer_json = {"tokenizer.json", LARGEST_FILE,
-                                              .read = read_tokenizer},
-                            tokenizer_model = {"tokenizer.model", LARGEST_FILE,
-                                               .read = fsdp_gguf_take_sentencepiece},
-                            added_tokens = {"added_tokens.json", LARGEST_CONFIG,
-                                            .read_json = read_added_list},
-                            config_json = {"tokenizer_config.json", LARGEST_CONFIG,
-                                           .read_json = read_config};
+static const tokenizer_file
+    tokenizer_json = {"tokenizer.json", LARGEST_FILE, .read = read_tokenizer},
+    tokenizer_model = {"tokenizer.model", LARGEST_FILE, .read = fsdp_gguf_take_sentencepiece},
+    spiece_model = {"spiece.model", LARGEST_FILE, .read = fsdp_gguf_take_sentencepiece},
+    added_tokens = {"added_tokens.json", LARGEST_CONFIG, .read_json = read_added_list},
+    config_json = {"tokenizer_config.json", LARGEST_CONFIG, .read_json = read_config};
 
 typedef struct tokenizer_reader {
     fsdp_io *io;
@@ -323,6 +363,8 @@ static fsdp_status take_tokens(tokenizer_reader *reader, fsdp_error *err)
     if (is_there)
         return FSDP_OK;
     FSDP_TRY(take_file(reader, &tokenizer_model, &is_there, err));
+    if (!is_there)
+        FSDP_TRY(take_file(reader, &spiece_model, &is_there, err));
     return reader->vocab.is_sentencepiece ? take_file(reader, &added_tokens, &is_there, err)
                                           : FSDP_OK;
 }
@@ -333,6 +375,7 @@ fsdp_status fsdp_gguf_tokenizer(fsdp_io *io, const char *directory, const fsdp_g
     tokenizer_reader reader = {.io = io, .directory = directory, .out = out};
     bool is_there;
     fsdp_gguf_vocab_init(&reader.vocab, tokens->vocab_size);
+    reader.vocab.unigram.name = tokens->unigram;
     if (tokens->memory > 0)
         reader.vocab.memory = FSDP_GGUF_MEMORY_BESIDE + tokens->memory;
     fsdp_status st = take_tokens(&reader, err);

@@ -64,7 +64,8 @@ fsdp_status fsdp_gguf_config_text(const fsdp_sd *sd, fsdp_text *out, fsdp_error 
 /* Members of config.json that the tokenizer's files may lack; -1: none. */
 typedef struct fsdp_gguf_tokens {
     const char *pre;           /* the name of its pattern of words in llama.cpp */
-    int64_t vocab_size, bos, eos;
+    const char *unigram;       /* the name of its tokenizer of the model Unigram there; NULL: it is "llama" */
+    int64_t vocab_size, bos, eos, pad;
     int64_t memory;            /* as of the model */
 } fsdp_gguf_tokens;
 fsdp_status fsdp_gguf_config(const fsdp_gguf_model *model, fsdp_named_values *out,

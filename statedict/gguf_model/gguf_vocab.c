@@ -1,6 +1,7 @@
 /* Tokens, scores and merges, and their key-value pairs: see gguf_vocab.h. */
 #include "statedict/gguf_model/gguf_vocab.h"
 
+#include "base/core/bytes.h"
 #include "base/text.h"
 
 #include <inttypes.h>
@@ -112,6 +113,81 @@ fsdp_status fsdp_gguf_vocab_add_merge(fsdp_gguf_vocab *vocab, const fsdp_file_me
     return FSDP_OK;
 }
 
+/* --- the model Unigram ------------------------------------------------------------------------ */
+
+/* The size of a trie, the trie, and texts that end with 0. In the list of a pair each byte is a value. */
+fsdp_status fsdp_gguf_take_charsmap(fsdp_gguf_vocab *vocab, const void *data, size_t size,
+                                    fsdp_error *err)
+{
+    const char *bytes = data;
+    const uint64_t head = sizeof(uint32_t);
+    if (size <= head || fsdp_load_u32(bytes) + head >= size || bytes[size - 1] != '\0')
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s': precompiled_charsmap is not a trie of characters and their "
+                         "replacements",
+                         vocab->path);
+    if ((int64_t)size > vocab->memory / (int64_t)sizeof(fsdp_value))
+        return fsdp_fail(err, FSDP_ERR_LIMIT,
+                         "'%s' has a precompiled_charsmap of %zu bytes, which take %zu each; allow "
+                         "more memory (--mem)",
+                         vocab->path, size, sizeof(fsdp_value));
+    vocab->unigram.charsmap = fsdp_arena_strndup(&vocab->arena, bytes, size);
+    vocab->unigram.charsmap_size = size;
+    return vocab->unigram.charsmap ? FSDP_OK : fsdp_fail_memory(err, vocab->path);
+}
+
+static fsdp_status add_flag(fsdp_named_values *out, const char *name, bool flag, fsdp_error *err)
+{
+    fsdp_value value = fsdp_value_bool(flag);
+    return fsdp_named_values_add(out, name, &value, err);
+}
+
+static fsdp_status add_charsmap(const fsdp_gguf_unigram *unigram, fsdp_named_values *out,
+                                fsdp_error *err)
+{
+    fsdp_value list = {.kind = FSDP_VALUE_NULL};
+    FSDP_TRY(fsdp_value_set_items(&list, FSDP_VALUE_LIST, unigram->charsmap_size, err));
+    for (size_t i = 0; i < unigram->charsmap_size; i++)
+        list.as.list.items[i] = fsdp_value_i64((uint8_t)unigram->charsmap[i]);
+    return fsdp_named_values_add(out, "tokenizer.ggml.precompiled_charsmap", &list, err);
+}
+
+/* Spaces that llama.cpp merges begin with one, whatever add_space_prefix says. */
+static fsdp_status add_unigram(const fsdp_gguf_vocab *vocab, fsdp_named_values *out,
+                               fsdp_error *err)
+{
+    const fsdp_gguf_unigram *unigram = &vocab->unigram;
+    if (unigram->merges_spaces && !unigram->adds_space)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has a tokenizer that removes extra spaces and adds none before text "
+                         "(add_dummy_prefix is false), but llama.cpp adds one",
+                         vocab->path);
+    FSDP_TRY(add_flag(out, "tokenizer.ggml.add_space_prefix", unigram->adds_space, err));
+    FSDP_TRY(add_flag(out, "tokenizer.ggml.remove_extra_whitespaces", unigram->merges_spaces, err));
+    return unigram->charsmap ? add_charsmap(unigram, out, err) : FSDP_OK;
+}
+
+/* Tokens around the text, of which llama.cpp has one at each end: no first one and </s> where no key says it.
+ */
+static fsdp_status add_ends(const fsdp_gguf_vocab *vocab, int64_t bos, int64_t eos,
+                            fsdp_named_values *out, fsdp_error *err)
+{
+    const fsdp_template_ids *before = &vocab->unigram.before, *after = &vocab->unigram.after;
+    const bool begins = before->count > 0, ends = after->count > 0;
+    if (!vocab->unigram.has_template)
+        return FSDP_OK;
+    if (before->count > 1 || (begins && before->ids[0] != bos) || after->count > 1 ||
+        (ends && after->ids[0] != eos))
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "'%s' has a tokenizer.json whose template adds other tokens than bos_token "
+            "before text and eos_token after it, and llama.cpp adds no others",
+            vocab->path);
+    if (begins)
+        FSDP_TRY(add_flag(out, "tokenizer.ggml.add_bos_token", true, err));
+    return ends ? FSDP_OK : add_flag(out, "tokenizer.ggml.add_eos_token", false, err);
+}
+
 /* --- pairs ------------------------------------------------------------------------------------ */
 
 /* "<0x0A>" */
@@ -126,7 +202,8 @@ static fsdp_status pad(fsdp_gguf_vocab *vocab, fsdp_error *err)
 {
     bool is_known = vocab->rows > 0 && vocab->rows <= FSDP_GGUF_TOKENS_MOST;
     size_t rows = is_known ? (size_t)vocab->rows : 0;
-    double score = vocab->is_sentencepiece ? PADDING_SCORE : FSDP_GGUF_NO_SCORE;
+    bool has_pieces = vocab->is_sentencepiece || vocab->unigram.is_used;
+    double score = has_pieces ? PADDING_SCORE : FSDP_GGUF_NO_SCORE;
     for (size_t id = 0; id < vocab->count || id < rows; id++) {
         char name[32];
         if (id < vocab->count && vocab->tokens[id].text)
@@ -162,13 +239,15 @@ static fsdp_status add_types(const fsdp_gguf_vocab *vocab, fsdp_named_values *ou
 {
     fsdp_value list;
     bool has_bytes = vocab->has_bytes || vocab->is_unigram;
+    int64_t unknown =
+        vocab->unigram.is_used ? vocab->own_ids[FSDP_GGUF_UNK] : vocab->ids_of[FSDP_GGUF_UNK];
     FSDP_TRY(begin_list(&list, vocab->count, err));
     for (size_t i = 0; i < vocab->count; i++) {
         const fsdp_gguf_token *token = &vocab->tokens[i];
         fsdp_gguf_token_type type = token->type;
         if (has_bytes && fsdp_gguf_is_byte(token->text, token->size))
             type = FSDP_GGUF_BYTE;
-        if (has_bytes && (int64_t)i == vocab->ids_of[FSDP_GGUF_UNK])
+        if (has_bytes && (int64_t)i == unknown)
             type = FSDP_GGUF_UNKNOWN;
         list.as.list.items[i] = fsdp_value_i64(type);
     }
@@ -198,13 +277,6 @@ static fsdp_status add_merges(const fsdp_gguf_vocab *vocab, fsdp_named_values *o
     return st;
 }
 
-static fsdp_status add_space_prefix(const fsdp_gguf_vocab *vocab, fsdp_named_values *out,
-                                    fsdp_error *err)
-{
-    fsdp_value value = fsdp_value_bool(vocab->space_prefix > 0);
-    return fsdp_named_values_add(out, "tokenizer.ggml.add_space_prefix", &value, err);
-}
-
 /* The number that tokenizer_config.json names, else config.json, else tokenizer.model. */
 static int64_t special_id(const fsdp_gguf_vocab *vocab, const fsdp_gguf_tokens *tokens,
                           fsdp_gguf_special which)
@@ -214,7 +286,12 @@ static int64_t special_id(const fsdp_gguf_vocab *vocab, const fsdp_gguf_tokens *
         id = tokens->bos;
     if (id < 0 && which == FSDP_GGUF_EOS)
         id = tokens->eos;
-    bool is_none = id < 0 || (vocab->is_sentencepiece && id >= (int64_t)vocab->count);
+    if (id < 0 && which == FSDP_GGUF_PAD && vocab->unigram.is_used)
+        id = tokens->pad;
+    if (which == FSDP_GGUF_UNK && vocab->unigram.is_used)
+        return vocab->own_ids[which]; /* the one with which text is encoded */
+    bool has_pieces = vocab->is_sentencepiece || vocab->unigram.is_used;
+    bool is_none = id < 0 || (has_pieces && id >= (int64_t)vocab->count);
     return is_none ? vocab->own_ids[which] : id;
 }
 
@@ -227,7 +304,8 @@ static fsdp_status add_specials(const fsdp_gguf_vocab *vocab, const fsdp_gguf_to
         if (id >= 0)
             FSDP_TRY(fsdp_named_values_add(out, keys[i], &value, err));
     }
-    return FSDP_OK;
+    return add_ends(vocab, special_id(vocab, tokens, FSDP_GGUF_BOS),
+                    special_id(vocab, tokens, FSDP_GGUF_EOS), out, err);
 }
 
 fsdp_status fsdp_gguf_vocab_pairs(fsdp_gguf_vocab *vocab, const fsdp_gguf_tokens *tokens,
@@ -235,8 +313,10 @@ fsdp_status fsdp_gguf_vocab_pairs(fsdp_gguf_vocab *vocab, const fsdp_gguf_tokens
 {
     bool is_spm = vocab->is_unigram || vocab->has_bytes || vocab->is_sentencepiece;
     FSDP_TRY(pad(vocab, err));
-    FSDP_TRY(
-        fsdp_named_values_add_text(out, "tokenizer.ggml.model", is_spm ? "llama" : "gpt2", err));
+    const char *model = is_spm ? "llama" : "gpt2";
+    if (vocab->unigram.is_used)
+        model = vocab->unigram.name;
+    FSDP_TRY(fsdp_named_values_add_text(out, "tokenizer.ggml.model", model, err));
     FSDP_TRY(fsdp_named_values_add_text(out, "tokenizer.ggml.pre", is_spm ? "default" : tokens->pre,
                                         err));
     FSDP_TRY(add_tokens(vocab, out, err));
@@ -245,7 +325,9 @@ fsdp_status fsdp_gguf_vocab_pairs(fsdp_gguf_vocab *vocab, const fsdp_gguf_tokens
     FSDP_TRY(add_types(vocab, out, err));
     if (vocab->merge_count > 0)
         FSDP_TRY(add_merges(vocab, out, err));
-    if (vocab->space_prefix >= 0)
-        FSDP_TRY(add_space_prefix(vocab, out, err));
+    if (vocab->unigram.is_used)
+        FSDP_TRY(add_unigram(vocab, out, err));
+    else if (vocab->space_prefix >= 0)
+        FSDP_TRY(add_flag(out, "tokenizer.ggml.add_space_prefix", vocab->space_prefix > 0, err));
     return add_specials(vocab, tokens, out, err);
 }

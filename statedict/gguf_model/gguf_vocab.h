@@ -34,6 +34,18 @@ typedef enum fsdp_gguf_special {
     FSDP_GGUF_BOS, FSDP_GGUF_EOS, FSDP_GGUF_UNK, FSDP_GGUF_PAD, FSDP_GGUF_SEP, FSDP_GGUF_SPECIALS
 } fsdp_gguf_special;
 
+/* What llama.cpp computes for the model Unigram, as SentencePiece does. */
+typedef struct fsdp_gguf_unigram {
+    const char *name;          /* of its tokenizer there, in this family; NULL: it has none */
+    bool is_used;              /* the tokens are those of such a model */
+    bool adds_space, merges_spaces;
+    const char *charsmap;      /* replacements of characters, in the arena; NULL: none */
+    size_t charsmap_size;
+    bool cuts_words;           /* no token is of several words, as llama.cpp does not know */
+    bool has_template;         /* a tokenizer.json says which tokens are around the text: */
+    fsdp_template_ids before, after;
+} fsdp_gguf_unigram;
+
 typedef struct fsdp_gguf_vocab {
     const char *path;          /* of the file that is read, for messages */
     fsdp_arena arena;
@@ -50,6 +62,7 @@ typedef struct fsdp_gguf_vocab {
     bool is_sentencepiece;     /* of tokenizer.model: its tokens have their types and scores */
     bool is_tiktoken;          /* tokenizer.model is of another kind, which was not read */
     int space_prefix;          /* whether text gets a space before it; -1: as llama.cpp does without a word */
+    fsdp_gguf_unigram unigram;
     int64_t ids_of[FSDP_GGUF_SPECIALS];        /* that tokenizer_config.json names; -1: none */
     int64_t own_ids[FSDP_GGUF_SPECIALS];       /* of tokenizer.model, for those that no other file names */
 } fsdp_gguf_vocab;
@@ -62,6 +75,9 @@ fsdp_status fsdp_gguf_vocab_add_merge(fsdp_gguf_vocab *vocab, const fsdp_file_me
 /* Gives the token of this number the score and type of `like`, and this text (copied) unless it has one. */
 fsdp_status fsdp_gguf_vocab_set(fsdp_gguf_vocab *vocab, int64_t id, const char *text, size_t size,
                                 const fsdp_gguf_token *like, fsdp_error *err);
+
+/* Keeps a copy of the replacements of characters. FSDP_ERR_DAMAGED: llama.cpp does not load them. */
+fsdp_status fsdp_gguf_take_charsmap(fsdp_gguf_vocab *vocab, const void *data, size_t size, fsdp_error *err);
 
 /* "<0x0A>" */
 bool fsdp_gguf_is_byte(const char *text, size_t size);

@@ -1,6 +1,7 @@
 /* The key-value pairs of a GGUF file that is made of a model of Hugging Face: see map.h. */
 #include "statedict/map/map.h"
 
+#include "base/text.h"
 #include "formats/frameworks.h"
 #include "statedict/models/config.h"
 #include "statedict/models/rope.h"
@@ -43,13 +44,27 @@ static fsdp_status add_number(fsdp_derivation *derivation, const char *name, int
                                      err);
 }
 
+static const char output_name[] = "output.weight";
+
+/* Keeps the tensors, but for an output that add_output makes. */
+static fsdp_status keep_tensors(fsdp_derivation *derivation, const fsdp_config_file *config,
+                                fsdp_error *err)
+{
+    const fsdp_sd *sd = fsdp_derivation_base(derivation)->manifest.sd;
+    const bool makes_output = config->architecture->gguf.scaled_output != NULL;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (!makes_output || !fsdp_bytes_are(entry->name, entry->name_size, output_name))
+            FSDP_TRY(fsdp_derivation_keep(derivation, i, err));
+    }
+    return FSDP_OK;
+}
+
 static fsdp_status add_pairs(fsdp_derivation *derivation, const fsdp_named_values *pairs,
                              fsdp_dtype dtype, fsdp_error *err)
 {
     const fsdp_sd *sd = fsdp_derivation_base(derivation)->manifest.sd;
     dtype = dtype ? dtype : main_dtype(sd);
-    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
-        FSDP_TRY(fsdp_derivation_keep(derivation, i, err));
     for (size_t i = 0; i < pairs->count; i++) {
         const char *name = pairs->items[i].name;
         FSDP_TRY(fsdp_derivation_add_value(derivation, (fsdp_derived_name){name, strlen(name)},
@@ -120,6 +135,59 @@ static fsdp_status add_rope(fsdp_derivation *derivation, const fsdp_config_file 
                       : add_factors(derivation, "rope_freqs.weight", divisors, (size_t)count, err);
 }
 
+/* The number that a key below the name of the architecture has; NAN: none. */
+static double number_below(const fsdp_named_values *pairs, const char *key)
+{
+    for (size_t i = 0; i < pairs->count; i++) {
+        const char *at = strchr(pairs->items[i].name, '.');
+        if (at && strcmp(at + 1, key) == 0 && pairs->items[i].value.kind == FSDP_VALUE_I64)
+            return (double)pairs->items[i].value.as.i64;
+    }
+    return NAN;
+}
+
+/* The factor with which transformers multiplies the output of some families, and llama.cpp does not. */
+static fsdp_status find_output_factor(const fsdp_config_file *config,
+                                      const fsdp_named_values *pairs, double *factor_out,
+                                      fsdp_error *err)
+{
+    fsdp_config formulas = {0};
+    double is_scaled = 0;
+    fsdp_status st = fsdp_config_take(config, &formulas, err);
+    if (st == FSDP_OK)
+        st = fsdp_config_number(&formulas, config->architecture->gguf.scaled_output, &is_scaled,
+                                err);
+    *factor_out = is_scaled != 0 ? 1 / sqrt(number_below(pairs, "embedding_length")) : 1;
+    fsdp_arena_release(&formulas.arena);
+    return st;
+}
+
+/* Adds the output of such a family, scaled. A file has it also where it is the embedding: without it the way
+ * back says that transformers scales. */
+static fsdp_status add_output(fsdp_derivation *derivation, const fsdp_config_file *config,
+                              const fsdp_named_values *pairs, fsdp_error *err)
+{
+    static const char embedding[] = "token_embd.weight";
+    fsdp_checkpoint *base = fsdp_derivation_base(derivation);
+    fsdp_arena *arena = fsdp_derivation_arena(derivation);
+    const fsdp_derived *tensor = NULL;
+    double factor = 1;
+    if (!config->architecture->gguf.scaled_output)
+        return FSDP_OK;
+    int64_t from = fsdp_sd_find(base->manifest.sd, output_name, strlen(output_name));
+    if (from < 0)
+        from = fsdp_sd_find(base->manifest.sd, embedding, strlen(embedding));
+    if (from < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the model has no embedding '%s', which llama.cpp needs", embedding);
+    FSDP_TRY(find_output_factor(config, pairs, &factor, err));
+    FSDP_TRY(fsdp_derive_stored(arena, base, (size_t)from, &tensor, err));
+    if (factor != 1)
+        FSDP_TRY(fsdp_derive_scale(arena, tensor, factor, &tensor, err));
+    return fsdp_derivation_add(derivation, (fsdp_derived_name){output_name, strlen(output_name)},
+                               tensor, err);
+}
+
 static fsdp_status read_pairs(const fsdp_map_request *request, const fsdp_checkpoint *base,
                               fsdp_gguf_model *model, fsdp_named_values *pairs,
                               fsdp_gguf_found *tokenizer_out, fsdp_error *err)
@@ -159,6 +227,10 @@ fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype 
         *checkpoint = NULL;
         st = fsdp_derivation_begin(base, &derivation, err);
     }
+    if (st == FSDP_OK)
+        st = keep_tensors(derivation, request->config, err);
+    if (st == FSDP_OK)
+        st = add_output(derivation, request->config, &pairs, err);
     if (st == FSDP_OK)
         st = add_pairs(derivation, &pairs, dtype, err);
     if (st == FSDP_OK)

@@ -224,14 +224,22 @@ static fsdp_status read_back(model_lines *lines, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status read_rotary(model_lines *lines, fsdp_error *err)
+/* A line that names one member. */
+static fsdp_status read_member_name(model_lines *lines, const char **member_out, fsdp_error *err)
 {
-    fsdp_architecture *model = lines->reader->model;
-    const char *member = take_word(lines);
-    if (!fsdp_architecture_member(model, member, strlen(member)))
-        return fail(lines, unknown_member, member, err);
-    model->gguf.rotary = member;
-    return FSDP_OK;
+    *member_out = take_word(lines);
+    return fsdp_architecture_member(lines->reader->model, *member_out, strlen(*member_out))
+               ? FSDP_OK
+               : fail(lines, unknown_member, *member_out, err);
+}
+
+/* TENSOR A|B */
+static fsdp_status read_gated(model_lines *lines, fsdp_error *err)
+{
+    fsdp_gguf_names *gguf = &lines->reader->model->gguf;
+    gguf->gate = take_word(lines);
+    gguf->gated = take_word(lines);
+    return *gguf->gated ? FSDP_OK : fail(lines, "no activations follow", gguf->gate, err);
 }
 
 static fsdp_status read_bases(model_lines *lines, fsdp_error *err)
@@ -437,6 +445,8 @@ static fsdp_status read_line(model_lines *lines, fsdp_error *err)
         model->gguf.pre = take_word(lines);
     else if (strcmp(word, "activations") == 0)
         model->gguf.activations = take_word(lines);
+    else if (strcmp(word, "gated") == 0)
+        FSDP_TRY(read_gated(lines, err));
     else if (strcmp(word, "window") == 0)
         FSDP_TRY(read_window(lines, err));
     else if (strcmp(word, "key") == 0)
@@ -448,7 +458,11 @@ static fsdp_status read_line(model_lines *lines, fsdp_error *err)
     else if (strcmp(word, "back") == 0)
         FSDP_TRY(read_back(lines, err));
     else if (strcmp(word, "rotary") == 0)
-        FSDP_TRY(read_rotary(lines, err));
+        FSDP_TRY(read_member_name(lines, &model->gguf.rotary, err));
+    else if (strcmp(word, "scaled-output") == 0)
+        FSDP_TRY(read_member_name(lines, &model->gguf.scaled_output, err));
+    else if (strcmp(word, "unigram") == 0)
+        model->gguf.unigram = take_word(lines);
     else if (*word)
         return fail(lines, "unknown word", word, err);
     const char *more = take_word(lines);

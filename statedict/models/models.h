@@ -87,7 +87,11 @@ typedef struct fsdp_gguf_names {
     bool ropes_differ;         /* transformers has rotary numbers per type of layers, and scales none of
                                 * those with a window */
     const char *pre;           /* the pattern of words of its tokenizer */
+    const char *unigram;       /* llama.cpp's name for its tokenizer of the model Unigram; NULL: "llama" */
     const char *activations;   /* those that llama.cpp computes, with '|' between them */
+    const char *gate, *gated;  /* a tensor, and the activations where a file has it; NULL: none */
+    const char *scaled_output; /* the member with which transformers divides the output by the root of its
+                                * width, and llama.cpp does not; NULL: none */
     fsdp_window_use window;    /* whether transformers gives it a sliding window */
     int window_period;         /* of EVERY: each layer of that number has none, where nothing else is said */
     bool lists_windows;        /* of EVERY: a key says which layers have one */
