@@ -1,7 +1,8 @@
 /*
- * Fuzz target: the tokenizer of a model on its way into GGUF, a folder (bundle.h) of tokenizer.json or
- * tokenizer.model, added_tokens.json, tokenizer_config.json and config.json; data that is not a folder is a
- * tokenizer.model. The lists of tokens that are accepted have one length, and special tokens are in them.
+ * Fuzz target: the tokenizer of a model on its way into GGUF, a folder (bundle.h) of tokenizer.json,
+ * tokenizer.model or spiece.model, added_tokens.json, tokenizer_config.json and config.json; data that is not
+ * a folder is a tokenizer.model. The lists of tokens that are accepted have one length, and special tokens
+ * are in them.
  */
 #include "statedict/gguf_model/gguf_values.h"
 #include "statedict/models/config.h"
@@ -78,7 +79,7 @@ static void read_config(const bundle *files, fsdp_config_file *config, fsdp_gguf
 
 static void read_tokenizer(bundle *files)
 {
-    fsdp_gguf_tokens tokens = {.pre = "default", .vocab_size = -1, .bos = -1, .eos = -1};
+    fsdp_gguf_tokens tokens = {.pre = "default", .vocab_size = -1, .bos = -1, .eos = -1, .pad = -1};
     fsdp_named_values pairs = {0};
     fsdp_config_file config = {0};
     fsdp_gguf_found found;

@@ -91,6 +91,17 @@ CIRCLES = {
     "glm4_moe in groups": (transformers.Glm4MoeConfig, {**SHARED, "n_group": 3, "topk_group": 2,
                                                         "norm_topk_prob": False}),
 }
+T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 12, "d_ff": 48, "num_heads": 4, "num_layers": 3,
+      "num_decoder_layers": 2, "relative_attention_num_buckets": 20, "layer_norm_epsilon": 3e-3,
+      "decoder_start_token_id": 5}
+GATED = {"feed_forward_proj": "gated-gelu"}
+ENCODED = {
+    "t5": (T5, False),
+    "t5 with a gate": ({**T5, **GATED}, False),
+    "t5 whose output is not scaled": ({**T5, "tie_word_embeddings": False}, False),
+    "t5 with an output of its own": ({**T5, **GATED, "tie_word_embeddings": False}, True),
+    "t5 with an output that is scaled": (T5, True),
+}
 EXACT, ROUNDED = 1e-5, 0.1
 
 
@@ -193,6 +204,39 @@ def come_back(name, folder):
     return exact
 
 
+def encoded_logits(model):
+    """Contexts that are longer than the exact distances of the relative positions."""
+    sources, targets = (torch.arange(1, 2 * count + 1).reshape(2, count) * 7 % 64 for count in (70, 40))
+    with torch.no_grad():
+        return model.eval()(input_ids=sources, decoder_input_ids=targets).logits
+
+
+def encode_and_come_back(name, folder):
+    """llama.cpp multiplies the output by nothing, so that a file has the output that transformers scales."""
+    members, has_output = ENCODED[name]
+    torch.manual_seed(len(name))
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**members))
+    if has_output:
+        model.lm_head.weight = torch.nn.Parameter(model.shared.weight.detach().clone())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.1)
+    model.save_pretrained(folder / "hf")
+    for source, target in ("hf", "model.gguf"), ("model.gguf", "again"):
+        subprocess.run([CONVERT, folder / source, folder / target, "-q"], check=True)
+    file = gguf.GGUFReader(folder / "model.gguf")
+    tensors = {tensor.name: torch.tensor(tensor.data) for tensor in file.tensors}
+    wanted = gguf_names(file, load_file(folder / "hf/model.safetensors"))
+    assert tensors.keys() == wanted | {"output.weight"}, (name, tensors.keys() ^ wanted)
+    factor = members["d_model"] ** -0.5 if model.config.scale_decoder_outputs else 1
+    assert torch.equal(tensors["output.weight"], model.lm_head.weight.detach() * factor)
+    check_half(folder)
+    loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "again", dtype=torch.float32)
+    exact = (encoded_logits(loaded) - encoded_logits(model)).abs().max().item()
+    assert exact <= EXACT, (name, exact)
+    return exact
+
+
 def long_contexts(folder):
     """Phi-3's factors of rotary frequencies are tensors, and come back with the model's own config.json."""
     factors = {"short_factor": [1.5, 2.5], "long_factor": [2.0, 3.5]}
@@ -236,6 +280,9 @@ def main():
     for name in CIRCLES:
         with tempfile.TemporaryDirectory() as folder:
             print(f"{name}: {come_back(name, Path(folder)):.1e}")
+    for name in ENCODED:
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"{name}: {encode_and_come_back(name, Path(folder)):.1e}")
     for name in MODELS:
         with tempfile.TemporaryDirectory() as folder:
             print(f"{name}: {check(name, Path(folder)):.1e}")

@@ -1,11 +1,13 @@
 """A tokenizer with bytes as a fallback (Llama 2, Mistral) works in llama.cpp as it does in transformers: the
 tokens and scores of our GGUF file give the same numbers by llama.cpp's algorithm. That holds for
-tokenizer.json and for SentencePiece's tokenizer.model, and both give the same tokens and types.
+tokenizer.json and for SentencePiece's tokenizer.model, and both give the same tokens and types. So does a
+tokenizer of the model Unigram (T5), in tokenizer.json and in spiece.model.
 
 usage: gguf_tokens.py CONVERT REPOSITORY
 """
 
 import json
+import struct
 import subprocess
 import sys
 import tempfile
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import transformers
 from gguf import GGUFReader
-from tokenizers import Tokenizer, decoders, models, normalizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers.tokenization_utils_base import generate_merges
 from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 
@@ -120,6 +122,91 @@ def expect_same_keys(ours, theirs):
     assert "tokenizer.ggml.merges" not in ours
 
 
+# --- the model Unigram ---
+
+ENDS = ["<pad>", "</s>", "<unk>"]
+
+
+def make_charsmap():
+    """SentencePiece's map of characters: a trie of 256 units, where TAB leads to a leaf, and the space that
+    replaces it."""
+    units = [0] * 256
+    units[9] = 9 | 1 << 8 | 1 << 10  # its letter, a leaf, and the distance to its value
+    units[9 ^ 1] = 1 << 31
+    return struct.pack("<I256I", 4 * 256, *units) + b" \0"
+
+
+def train_unigram(texts):
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Precompiled(make_charsmap())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(),
+                                                       pre_tokenizers.Metaspace(prepend_scheme="always")])
+    tokenizer.train_from_iterator(texts, trainers.UnigramTrainer(vocab_size=300, special_tokens=ENDS,
+                                                                 unk_token="<unk>", show_progress=False))
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return tokenizer
+
+
+def spiece(tokenizer):
+    proto = ModelProto()
+    proto.trainer_spec.model_type = 1
+    proto.trainer_spec.bos_id = -1
+    proto.trainer_spec.pad_id, proto.trainer_spec.eos_id, proto.trainer_spec.unk_id = 0, 1, 2
+    proto.normalizer_spec.precompiled_charsmap = make_charsmap()
+    kinds = ModelProto.SentencePiece
+    types = {"<pad>": kinds.CONTROL, "</s>": kinds.CONTROL, "<unk>": kinds.UNKNOWN}
+    for token, score in json.loads(tokenizer.to_str())["model"]["vocab"]:
+        proto.pieces.add(piece=token, score=score, type=types.get(token, kinds.NORMAL))
+    return proto
+
+
+def llama_cpp_unigram(keys, text):
+    """llm_tokenizer_ugm: characters are replaced, spaces in a row are one, and of all ways to cut the text
+    the one counts whose scores are the largest together; then </s>."""
+    names = ("tokens", "scores", "token_type")
+    pieces = list(zip(*(keys[f"tokenizer.ggml.{name}"] for name in names), strict=True))
+    normal = {token: (score, number) for number, (token, score, kind) in enumerate(pieces)
+              if kind in (1, 4, 5)}
+    unknown = keys["tokenizer.ggml.unknown_token_id"]
+    penalty = min(score for token, score, kind in pieces if kind == 1) - 10
+    charsmap = bytes(keys["tokenizer.ggml.precompiled_charsmap"])
+    words = normalizers.Precompiled(charsmap).normalize_str(text).split(" ")
+    text = "".join("▁" + word for word in words if word)
+    best = [(0.0, 0, 0)] + [(-1e300, 0, 0)] * len(text)
+    for start in range(len(text)):
+        for end in range(start + 1, min(start + 40, len(text)) + 1):
+            score, number = normal.get(text[start:end], (penalty if end == start + 1 else -1e300, unknown))
+            best[end] = max(best[end], (best[start][0] + score, start, number), key=lambda one: one[0])
+    ids, at = [keys["tokenizer.ggml.eos_token_id"]], len(text)
+    while at > 0:
+        _, at, number = best[at]
+        if number != unknown or ids[-1] != unknown:
+            ids.append(number)
+    return ids[::-1]
+
+
+def check_unigram(texts, lines):
+    tokenizer = train_unigram(line for text in texts for line in text.splitlines())
+    config = transformers.T5Config(vocab_size=310, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    model = transformers.T5ForConditionalGeneration(config)
+    with tempfile.TemporaryDirectory() as name:
+        folders = [Path(name) / kind for kind in ("trained", "pieces")]
+        for folder in folders:
+            model.save_pretrained(folder)
+        tokenizer.save(str(folders[0] / "tokenizer.json"))
+        (folders[1] / "spiece.model").write_bytes(spiece(tokenizer).SerializeToString())
+        keys = [convert(folder) for folder in folders]
+        file = GGUFReader(folders[0].with_suffix(".gguf"))
+        charsmap = file.fields["tokenizer.ggml.precompiled_charsmap"]
+    assert [kind.name for kind in charsmap.types] == ["ARRAY", "UINT8"], "llama.cpp reads nothing else"
+    assert keys[0]["tokenizer.ggml.model"] == "t5" and len(keys[0]["tokenizer.ggml.tokens"]) == 310
+    assert keys[0] == keys[1], {name: (keys[0].get(name), keys[1].get(name)) for name in keys[0] | keys[1]
+                                if keys[0].get(name) != keys[1].get(name)}
+    for line in filter(str.strip, lines):
+        ours, theirs = llama_cpp_unigram(keys[0], line), tokenizer.encode(line).ids
+        assert ours == theirs, (line, ours, theirs)
+
+
 def main():
     texts = [path.read_text() for path in sorted(ROOT.glob("docs/*.md"))]
     lines = [*LINES, *(line for text in texts[:4] for line in text.splitlines()[:60])]
@@ -141,6 +228,7 @@ def main():
     expect_same_keys(keys[1], {name: value for name, value in keys[2].items() if name not in config})
     for line in lines:
         assert loaded.tokenize(line) == written.tokenize(line), line
+    check_unigram(texts, [" two  spaces\tand a tab  ", *lines])
     print(f"{len(lines)} lines have the tokens of transformers, with tokenizer.json and tokenizer.model")
 
 
