@@ -14,12 +14,11 @@ fsdp_status dcp_agree_bytes(const fsdp_source *source, int file, int64_t in_item
     int64_t size = fsdp_source_file_size(source, (size_t)file);
     if (in_items >= size)
         return FSDP_OK;
-    return fsdp_fail(
-        err, FSDP_ERR_DAMAGED,
-        "'%s' has %lld bytes, and the metadata of '%s' has items in %lld of them" FSDP_TWO_SAVES
-        "; use --from dcp to read them",
-        fsdp_source_file_path(source, (size_t)file), (long long)size, fsdp_source_path(source),
-        (long long)in_items);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s' has %lld bytes, but the metadata of '%s' has items in only %lld of "
+                     "them" FSDP_TWO_SAVES "; use --from dcp to read them",
+                     fsdp_source_file_path(source, (size_t)file), (long long)size,
+                     fsdp_source_path(source), (long long)in_items);
 }
 
 /* --- steps --------------------------------------------------------------------------------------- */

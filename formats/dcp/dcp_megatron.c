@@ -154,7 +154,7 @@ static fsdp_status measure_parts(const fsdp_target_opts *opts, const parts *all,
     FSDP_TRY(fsdp_torch_writer.ops->measure(&common, &files, &bytes, err));
     *files_out += files + 1;
     return fsdp_add_overflow(*bytes_out, bytes + (int64_t)sizeof metadata_text - 1, bytes_out)
-               ? fsdp_fail(err, FSDP_ERR_LIMIT, "the checkpoint is too large")
+               ? fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' would be too large", opts->path)
                : FSDP_OK;
 }
 

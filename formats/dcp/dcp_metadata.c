@@ -482,10 +482,10 @@ static fsdp_status open_item_file(metadata *meta, item_file *file, const char *n
     fsdp_status st = fsdp_source_add_file(meta->source, path, true, &file->number, err);
     file->is_lost = st == FSDP_ERR_NOT_FOUND && fsdp_source_tolerates(meta->source);
     if (st == FSDP_ERR_NOT_FOUND && !file->is_lost)
-        st = fsdp_fail(err, FSDP_ERR_DAMAGED,
-                       "'%s' is not there, and %s says that it belongs to the "
-                       "checkpoint" FSDP_MISSING_HINT,
-                       path, meta->archive.where);
+        st = fsdp_fail(
+            err, FSDP_ERR_DAMAGED,
+            "'%s' is missing, but %s says that it belongs to the checkpoint" FSDP_MISSING_HINT,
+            path, meta->archive.where);
     fsdp_free(path);
     return file->is_lost ? FSDP_OK : st == FSDP_OK ? look_at_file(meta, file, err) : st;
 }
@@ -573,7 +573,7 @@ static fsdp_status read_place(metadata *meta, fsdp_node index, fsdp_node info, f
 {
     if (!is_object(meta, index, FSDP_KNOWN_DCP_INDEX) ||
         !is_object(meta, info, FSDP_KNOWN_DCP_STORAGE))
-        return damaged(meta, "storage_data holds something else than items", err);
+        return damaged(meta, "storage_data holds entries that are not items", err);
     size_t number;
     FSDP_TRY(find_entry(meta, attribute(meta, index, "fqn"), &number, err));
     fsdp_node place = attribute(meta, index, "offset");
@@ -608,7 +608,7 @@ static fsdp_status read_places(metadata *meta, fsdp_node node, fsdp_error *err)
 {
     const fsdp_pickle_node *dict = node_at(meta, node);
     if (dict->kind != FSDP_NODE_DICT)
-        return damaged(meta, "there is no storage_data", err);
+        return damaged(meta, "storage_data is missing", err);
     for (uint32_t i = 0; i + 1 < dict->count; i += 2)
         FSDP_TRY(read_place(meta, dict->as.items[i], dict->as.items[i + 1], err));
     return FSDP_OK;
@@ -711,7 +711,7 @@ static fsdp_status add_chunk(metadata *meta, const fsdp_pickle_node *name, size_
     FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges,
                              &(dcp_range_key){number, piece.ndim, piece.lo}, &at, err));
     if (at == DCP_NO_RANGE)
-        return damaged_entry(meta, name, "has a box that is in no file", err);
+        return damaged_entry(meta, name, "has a box that no file holds", err);
     dcp_range *range = &meta->ranges.all[at];
     if (range->was_used)
         return FSDP_OK; /* several ranks list it */
@@ -788,7 +788,7 @@ static fsdp_status read_value(metadata *meta, const fsdp_pickle_node *name, size
     FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges,
                              &(dcp_range_key){number, DCP_NO_BOX, NULL}, &at, err));
     if (at == DCP_NO_RANGE)
-        return damaged_entry(meta, name, "is in no file", err);
+        return damaged_entry(meta, name, "is not stored in any file", err);
     if (file_of(meta, &meta->ranges.all[at])->is_lost)
         return fsdp_source_add_missing(meta->source, name->as.text, name->count, NULL, err);
     dcp_item item = item_of(meta, &meta->ranges.all[at]);
@@ -825,7 +825,7 @@ static fsdp_status read_entries(metadata *meta, fsdp_node node, fsdp_error *err)
     const fsdp_pickle_node *dict = node_at(meta, node);
     meta->last = 0;
     if (dict->kind != FSDP_NODE_DICT)
-        return damaged(meta, "there is no state_dict_metadata", err);
+        return damaged(meta, "state_dict_metadata is missing", err);
     for (uint32_t i = 0; i + 1 < dict->count; i += 2)
         FSDP_TRY(read_entry(meta, dict->as.items[i], dict->as.items[i + 1], err));
     return FSDP_OK;
@@ -859,7 +859,7 @@ static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
     fsdp_node root = meta->archive.pickle.root;
     meta->box_count = 0;
     if (!is_object(meta, root, FSDP_KNOWN_DCP_METADATA))
-        return damaged(meta, "it holds no metadata of a checkpoint", err);
+        return damaged(meta, "it is not the metadata of a checkpoint", err);
     fsdp_node places = attribute(meta, root, "storage_data");
     fsdp_node entries = attribute(meta, root, "state_dict_metadata");
     expect_all(meta, places, entries);

@@ -442,7 +442,7 @@ static fsdp_status open_dcp(const fsdp_probe *probe, fsdp_source **source_out, f
                          probe->path);
     if (bid(probe) == 0)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                         "'%s' holds no .metadata, which every checkpoint of DCP has", probe->path);
+                         "'%s' is not a checkpoint of DCP: it holds no .metadata", probe->path);
     if (!probe->opts || !probe->opts->format)
         FSDP_TRY(check_names(probe, err));
     FSDP_TRY(create(probe, &state, source_out, err));

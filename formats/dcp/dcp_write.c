@@ -786,7 +786,7 @@ static fsdp_status measure(const fsdp_target_opts *opts, int64_t *files_out, int
     *bytes_out = (int64_t)plan.metadata.text.size;
     for (int rank = 0; st == FSDP_OK && rank < plan.world; rank++)
         if (fsdp_add_overflow(*bytes_out, plan.rank_sizes[rank], bytes_out))
-            st = fsdp_fail(err, FSDP_ERR_LIMIT, "the checkpoint is too large");
+            st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' would be too large", opts->path);
     release_plan(&plan);
     return st;
 }

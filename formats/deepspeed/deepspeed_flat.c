@@ -201,7 +201,7 @@ static fsdp_status agree_weight(const ds_set *set, const ds_param *param, const 
     if (does)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s': the weight '%s' of its module is not the one of '%s', rounded to "
+                     "'%s': the weight '%s' of its module differs from that of '%s' rounded to "
                      "%s" FSDP_TWO_SAVES,
                      fsdp_source_file_path(set->source, (size_t)weight->storage.file),
                      fsdp_printable(param->name, param->name_size, shown, sizeof shown),
@@ -323,8 +323,9 @@ fsdp_status ds_param_tensor(ds_set *set, ds_param *param, int kind, fsdp_dtype d
         return FSDP_OK;
     char shown[200];
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s': rank %d has '%s' in another dtype than earlier ranks", set->directory,
-                     set->rank, fsdp_printable(param->name, param->name_size, shown, sizeof shown));
+                     "'%s': rank %d has '%s' with a different dtype than earlier ranks",
+                     set->directory, set->rank,
+                     fsdp_printable(param->name, param->name_size, shown, sizeof shown));
 }
 
 /* Adds a box whose elements follow one another in the flat tensor. */
@@ -410,12 +411,12 @@ fsdp_status ds_split(ds_set *set, ds_lane *lane, int kind, const torch_tensor *f
 static fsdp_status fail_size(const ds_set *set, const ds_lane *lane, int kind, fsdp_error *err)
 {
     const ds_cursor *cursor = &lane->cursors[kind];
-    const char *what = kind == DS_MASTER ? "the masters" : set->kinds[kind];
+    const char *what = kind == DS_MASTER ? "the master weights" : set->kinds[kind];
     char shown[200];
     if (cursor->param == lane->count)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s': %s of its ranks have %" PRId64
-                         " elements more than the parameters of param_shapes",
+                         " more elements than the parameters of param_shapes",
                          set->directory, what, cursor->excess);
     const ds_param *param = &lane->params[cursor->param];
     return fsdp_fail(

@@ -147,8 +147,8 @@ static fsdp_status add_fragment(ds_set *set, torch_archive *archive, ds_param *p
     int64_t part = param->count / set->world + (param->count % set->world != 0), first;
     if (tensor.ndim != 1 || tensor.shape[0] != part)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "%s: its part of '%s' does not have the %" PRId64 " elements that %" PRId64
-                         " ranks make of its shape",
+                         "%s: its part of '%s' does not have %" PRId64
+                         " elements, the share of each of %" PRId64 " ranks",
                          archive->where, shown, part, set->world);
     if (fsdp_mul_overflow(part, set->rank, &first) || first >= param->count)
         return FSDP_OK;
@@ -360,12 +360,12 @@ static fsdp_status check_model(const torch_archive *archive, fsdp_error *err)
 {
     fsdp_node root = archive->pickle.root;
     if (ds_member(archive, root, "buffer_names") == 0 && ds_member(archive, root, "module") == 0)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: it is not a model file of DeepSpeed",
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s is not a model file of DeepSpeed",
                          archive->where);
     if (!is_none(archive, ds_member(archive, root, "ds_autoep_layers")))
         return fsdp_fail(err, FSDP_ERR_REFUSED,
-                         "%s: its experts are split by AutoEP, which is not read; gather them with "
-                         "DeepSpeed",
+                         "%s: its experts are split by AutoEP, which is not supported; gather them "
+                         "with DeepSpeed",
                          archive->where);
     return FSDP_OK;
 }

@@ -72,7 +72,7 @@ static fsdp_status copy_param(ds_set *set, const ds_param *from, size_t rank,
     expert_name name;
     fsdp_text text = {0};
     if (!split_name(from, &name))
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "an expert lost its number");
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the name of an expert has no number");
     uint64_t count = *fsdp_name_table_find(counts, from->name, name.stem);
     size_t rest = name.stem + name.digits;
     fsdp_text_add(&text, from->name, name.stem);
@@ -115,7 +115,7 @@ static fsdp_status check_size(const ds_set *set, const ds_lane *lane, size_t lan
     return lanes <= MOST_BYTES / (bytes > 0 ? bytes : 1)
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_LIMIT,
-                           "'%s': %zu ranks of %zu parameters of experts each are too many",
+                           "'%s': its experts are too many: %zu ranks have %zu parameters each",
                            set->directory, lanes, lane->count);
 }
 
@@ -155,7 +155,7 @@ static fsdp_status find_states(const torch_archive *archive, optim_parts *parts,
         int64_t number;
         if (!fsdp_pickle_int(&archive->pickle, dict.items[i], &number) || number < 0 ||
             (uint64_t)number >= parts->masters.count)
-            return ds_bad(archive, "its optimizer has a state of no group", err);
+            return ds_bad(archive, "its optimizer has a state that belongs to no group", err);
         parts->states[number] = dict.items[i + 1];
     }
     return FSDP_OK;
@@ -196,12 +196,12 @@ static fsdp_status check_count(const ds_set *set, const torch_archive *archive, 
         return FSDP_OK;
     if (highest > set->world)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "%s: partition_count says %" PRId64 " ranks: the file of rank %" PRId64
+                         "%s: partition_count says %" PRId64 " ranks, but the file of rank %" PRId64
                          " is missing (..._rank_%" PRId64 "_mp_rank_%02d_optim_states.pt)",
                          archive->where, highest, set->world, set->world, set->part);
     return fsdp_fail(err, FSDP_ERR_REFUSED,
-                     "%s: partition_count says %" PRId64 " ranks, and there are files of %" PRId64
-                     ": some may be from a different run",
+                     "%s: partition_count says %" PRId64 " ranks, but there are files of %" PRId64
+                     "; some may be from a different run",
                      archive->where, highest, set->world);
 }
 
@@ -314,7 +314,7 @@ static fsdp_status read_group(ds_set *set, const torch_archive *archive, const o
     ds_lane *lane = lane_of(set, group);
     FSDP_TRY(ds_read_tensor(archive, parts->masters.items[group], "a master", &master, err));
     if (master.ndim != 1)
-        return ds_bad(archive, "a master is not flat", err);
+        return ds_bad(archive, "its master weights are not flat", err);
     FSDP_TRY(ds_print_add(set, &master, false, err));
     FSDP_TRY(ds_split(set, lane, DS_MASTER, &master, err));
     return ds_read_moments(set, archive, parts->states[group], lane, &master, err);
@@ -331,7 +331,7 @@ static fsdp_status read_parts(ds_set *set, torch_archive *archive, const optim_p
         FSDP_TRY(read_gaps(set, archive, parts->optim, err));
     for (size_t g = 0; g < parts->masters.count; g++)
         FSDP_TRY(read_group(set, archive, parts, g, err));
-    FSDP_TRY(ds_print_end(set, "masters and moments", archive, err));
+    FSDP_TRY(ds_print_end(set, "master weights and moments", archive, err));
     if (set->is_split)
         FSDP_TRY(ds_split_end(set, err));
     if (set->rank != 0 || set->part != 0)

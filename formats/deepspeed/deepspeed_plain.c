@@ -152,7 +152,8 @@ static fsdp_status find_states(plain *at, size_t slots, fsdp_error *err)
         int64_t number;
         if (!fsdp_pickle_int(&at->archive->pickle, dict.items[i], &number) || number < 0 ||
             (uint64_t)number >= slots)
-            return ds_bad(at->archive, "its optimizer has a state of no parameter", err);
+            return ds_bad(at->archive, "its optimizer has a state that belongs to no parameter",
+                          err);
         at->states[number] = dict.items[i + 1];
     }
     return FSDP_OK;
@@ -183,7 +184,7 @@ static fsdp_status read_group(plain *at, fsdp_node node, plain_group *group, siz
         FSDP_TRY(read_slot(at, master, slot, err));
     }
     if (at->form == FORM_FLAT && group->slots->shape.ndim != 1)
-        return ds_bad(at->archive, "a master is not flat", err);
+        return ds_bad(at->archive, "its master weights are not flat", err);
     return FSDP_OK;
 }
 
@@ -386,7 +387,9 @@ static fsdp_status read_plain(plain *at, fsdp_error *err)
         FSDP_TRY(check_frozen(at, &is_sure, err));
     if (!is_sure && at->form != FORM_TORCH)
         return ds_bad(at->archive,
-                      "the masters of its optimizer do not round to the weights of its model", err);
+                      "the master weights of its optimizer, when rounded, differ from the weights "
+                      "of its model",
+                      err);
     if (at->form == FORM_FLAT)
         FSDP_TRY(add_flat(at, err));
     FSDP_TRY(add_weights(at, is_sure, err));

@@ -91,7 +91,7 @@ static fsdp_status check_twins(const ds_files *files, fsdp_error *err)
 {
     for (size_t i = 1; i < files->count; i++)
         if (compare_files(&files->items[i - 1], &files->items[i]) == 0)
-            return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' and '%s' are of the same rank",
+            return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' and '%s' both belong to one rank",
                              files->items[i - 1].name, files->items[i].name);
     return FSDP_OK;
 }
@@ -139,7 +139,7 @@ static fsdp_status check_ranks(const ds_file *files, size_t count, const char *d
     for (size_t i = 0; i < count; i++)
         if (files[i].rank != (int)i)
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                             "'%s': the file of rank %zu is missing before '%s'", directory, i,
+                             "'%s': the file of rank %zu, before '%s', is missing", directory, i,
                              files[i].name);
     return FSDP_OK;
 }
@@ -190,13 +190,13 @@ static fsdp_status read_models(ds_set *set, fsdp_error *err)
     const ds_file *files = files_of(&set->files, DS_FILE_MODEL, set->part, &count);
     if (!files)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': there is no model file of model-parallel rank %d", set->directory,
-                         set->part);
+                         "'%s': the model file of model-parallel rank %d is missing",
+                         set->directory, set->part);
     set->is_split = files[0].rank >= 0;
     if (!set->is_split && count > 1 && !set->is_universal) /* whose files are for all stages */
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' has model files of stage 3, such as '%s', next to '%s', which is of "
-                         "another one" FSDP_TWO_SAVES,
+                         "another stage" FSDP_TWO_SAVES,
                          set->directory, files[1].name, files[0].name);
     if (set->is_split) {
         FSDP_TRY(check_ranks(files, count, set->directory, err));
@@ -272,7 +272,7 @@ static fsdp_status fail_shape(const ds_set *set, const torch_tensor *tensor, fsd
         own.failed || said.failed
             ? fsdp_fail_memory(err, "a shape")
             : fsdp_fail(err, FSDP_ERR_DAMAGED,
-                        "'%s' has the shape %s, and param_shapes of '%s' %s" FSDP_TWO_SAVES,
+                        "'%s' has the shape %s, but param_shapes of '%s' says %s" FSDP_TWO_SAVES,
                         fsdp_source_file_path(set->source, (size_t)tensor->storage.file), own.data,
                         set->model_file, said.data);
     fsdp_text_release(&own);
@@ -434,8 +434,8 @@ static fsdp_status check_named(const ds_set *set, const fsdp_io_names *files, fs
         fsdp_name_table_find(&set->module, param->name, param->name_size))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s/%s/%s' is a parameter that neither param_shapes nor the module of '%s' "
-                     "has" FSDP_TWO_SAVES,
+                     "'%s/%s/%s' is a parameter, but neither param_shapes nor the module of '%s' "
+                     "has it" FSDP_TWO_SAVES,
                      set->directory, folder,
                      fsdp_printable(param->name, param->name_size, shown, sizeof shown),
                      set->model_file);
@@ -696,7 +696,7 @@ static fsdp_status agree_world(const ds_set *set, fsdp_error *err)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
                      "'%s' says that dp_world_size is %" PRId64
-                     ", and '%s' has optimizer files of %" PRId64 " ranks" FSDP_TWO_SAVES,
+                     ", but '%s' has optimizer files of %" PRId64 " ranks" FSDP_TWO_SAVES,
                      set->model_file, set->data_ranks, set->directory, set->world);
 }
 
@@ -708,11 +708,11 @@ static fsdp_status read_optims(ds_set *set, fsdp_error *err)
         !files_of(&set->files, DS_FILE_OPTIM, -1, &others))
         return fsdp_fail(err, FSDP_ERR_REFUSED,
                          "'%s' has no optimizer files: a pipeline without ZeRO, whose stages have "
-                         "their optimizers in model files, is not read; save it with stage 1",
+                         "their optimizers in model files, is not supported; save it with stage 1",
                          set->directory);
     if (!files)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': there is no optimizer file of model-parallel rank %d, which has "
+                         "'%s': the optimizer file of model-parallel rank %d is missing: it has "
                          "the weights in f32",
                          set->directory, set->part);
     FSDP_TRY(check_ranks(files, count, set->directory, err));

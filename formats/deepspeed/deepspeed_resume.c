@@ -144,7 +144,7 @@ static fsdp_status count_bytes(ds_set *set, const ds_owner *owner, fsdp_error *e
     return set->named_bytes <= FSDP_SOURCE_NAMES
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_LIMIT,
-                           "'%s': the groups of its optimizer have over %d MiB of names",
+                           "'%s': the names in the groups of its optimizer take over %d MiB",
                            set->directory, FSDP_SOURCE_NAMES >> 20);
 }
 

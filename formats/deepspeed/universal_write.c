@@ -370,7 +370,9 @@ static fsdp_status place_param(planning *work, size_t i, fsdp_error *err)
     const fsdp_target_entry *shown = param_shown(&work->params, entry);
     size_t file = 0;
     if (!may_be_folder(shown->name, shown->name_size))
-        return refuse(shown, "DeepSpeed needs a folder of its name, which cannot be: --rename it",
+        return refuse(shown,
+                      "DeepSpeed needs a folder with its name, but no folder can have that name; "
+                      "rename it with --rename",
                       err);
     FSDP_TRY(add_folder(plan, shown, err));
     FSDP_TRY(add_file(plan, file_of(plan, shown, "fp32", 4), &file, err));
@@ -436,21 +438,23 @@ static fsdp_status place_state(planning *work, size_t i, fsdp_error *err)
     const fsdp_target_entry *param = param_of_state(&work->params, entry, &kind);
     size_t file = 0;
     if (!param)
-        return refuse(
-            entry,
-            "it is not the optim.state.NAME.KEY of a weight NAME, by which DeepSpeed finds "
-            "states: --rename it",
-            err);
+        return refuse(entry,
+                      "DeepSpeed finds the states of a weight NAME as optim.state.NAME.KEY, and "
+                      "this name is different; rename it with --rename",
+                      err);
     bool is_step = fsdp_bytes_are(kind.text, kind.size, "step") && entry->ndim == 0;
     if (!is_step && !may_be_file(kind))
-        return refuse(entry, "DeepSpeed needs a file of its key, which cannot be", err);
+        return refuse(entry,
+                      "DeepSpeed needs a file with the name of its key, but no file can have that "
+                      "name; rename it with --rename",
+                      err);
     if (!is_step && !is_of_shape(entry, param))
         return refuse(entry, "DeepSpeed keeps only states that have the shape of their parameter",
                       err);
     if (param != param_shown(&work->params, param))
         return refuse(entry,
-                      "another name of the same weight has states, too, and DeepSpeed keeps one: "
-                      "--exclude those of one name",
+                      "another name of the same weight also has states, and DeepSpeed keeps those "
+                      "of one name; leave out the others with --exclude",
                       err);
     FSDP_TRY(add_file(plan, file_of(plan, param, kind.text, kind.size), &file, err));
     if (is_step)
@@ -471,11 +475,10 @@ static fsdp_status read_hyper(planning *work, size_t i, fsdp_error *err)
     if (!fsdp_group_name_split(entry->name, entry->name_size, &from.parts) ||
         !fsdp_path_is_number(entry->name + from.parts.key, from.parts.key_size) ||
         strtoull(entry->name + from.parts.key, NULL, 10) >= work->opts->entry_count)
-        return refuse(
-            entry,
-            "hyper-parameters are not a list of groups; --exclude param_groups continues with "
-            "those of DeepSpeed's configuration",
-            err);
+        return refuse(entry,
+                      "hyper-parameters are not a list of groups; leave them out with --exclude "
+                      "param_groups to use those of DeepSpeed's configuration",
+                      err);
     return fsdp_groups_read(&work->groups, &from, err);
 }
 
@@ -525,7 +528,8 @@ static fsdp_status place_other(planning *work, size_t i, fsdp_error *err)
     const member_key name = {entry->name, entry->name_size, false};
     for (size_t m = 0; ds_model_members[m]; m++)
         if (fsdp_bytes_are(entry->name, entry->name_size, ds_model_members[m]))
-            return refuse(entry, "DeepSpeed has a member of that name: --rename it", err);
+            return refuse(entry, "DeepSpeed has a member of that name; rename it with --rename",
+                          err);
     if (!fsdp_name_table_enter(&work->others, entry->name, entry->name_size, 0))
         return fail_memory(err);
     return add_named(work->plan, UNIVERSAL_MODEL,
@@ -927,7 +931,7 @@ static fsdp_status measure_files(const universal_plan *plan, const fsdp_target_o
         int64_t one, bytes;
         FSDP_TRY(torch_ops()->measure(&file, &one, &bytes, err));
         if (fsdp_add_overflow(*bytes_out, bytes, bytes_out))
-            return fsdp_fail(err, FSDP_ERR_LIMIT, "the checkpoint is too large");
+            return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' would be too large", opts->path);
     }
     return FSDP_OK;
 }

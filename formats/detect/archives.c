@@ -49,7 +49,7 @@ fsdp_status fsdp_archives_check(const fsdp_probe *probe, fsdp_error *err)
         fsdp_status st =
             path.failed ? fsdp_fail_memory(err, probe->path)
                         : fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                                    "'%s' is packed (%s): unpack it first with %s %s, and name the "
+                                    "'%s' is packed (%s); unpack it first with %s %s, and name the "
                                     "unpacked files",
                                     probe->path, i > 0 && is_tar ? "tar" : packing->name,
                                     is_tar ? packings[0].command : packing->command, path.data);

@@ -201,7 +201,7 @@ static fsdp_status find_named(const fsdp_probe *probe, const char *name,
 {
     const fsdp_format *format = fsdp_format_from(name);
     if (!format || !format->reader)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no format '%.40s' to read", name);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%.40s' is not a format that can be read", name);
     *format_out = format;
     if (probe->is_pattern && !format->caps.patterns)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
@@ -209,7 +209,7 @@ static fsdp_status find_named(const fsdp_probe *probe, const char *name,
                          probe->path, of_patterns()->name, name);
     if (probe->is_directory ? format->reads_directory : probe->is_pattern || format->reads_file)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a %s, and format %s is a %s", probe->path,
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a %s, but format %s is a %s", probe->path,
                      probe->is_directory ? "directory" : "file", name,
                      probe->is_directory ? "file" : "directory");
 }

@@ -20,8 +20,8 @@ bool fsdp_folder_may_look(const fsdp_folder *folder)
 fsdp_status fsdp_folder_fail_looks(const char *path, fsdp_error *err)
 {
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%d files and folders were opened on the way to a checkpoint, and '%s' holds "
-                     "more; name the checkpoint itself",
+                     "%d files and folders were opened to find a checkpoint, and '%s' holds more; "
+                     "name the checkpoint itself",
                      FSDP_FOLDER_LOOKS, path);
 }
 

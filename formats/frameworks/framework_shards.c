@@ -249,7 +249,7 @@ static fsdp_status refuse_lack(const agreement *all, size_t count, size_t rank,
     while (lacking + 1 < count && (all->ranks[lacking].pipeline != all->ranks[rank].pipeline ||
                                    has_weight(all, lacking, entry)))
         lacking++;
-    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' has '%s', and '%s' does not" FSDP_TWO_SAVES,
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' has '%s', but '%s' does not" FSDP_TWO_SAVES,
                      fsdp_source_path(all->ranks[rank].source),
                      fsdp_printable(entry->name, entry->name_size, shown, sizeof shown),
                      fsdp_source_path(all->ranks[lacking].source));
@@ -426,7 +426,7 @@ static fsdp_status add_shard(shard_list *list, const char *name, fsdp_error *err
     }
     if (list->count > 0 && count != list->coordinates)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has folders of two kinds, such as '%s' and '%s': move those of one "
+                         "'%s' has folders of two kinds, such as '%s' and '%s'; move those of one "
                          "checkpoint into a directory of their own",
                          path, list->first, name);
     list->coordinates = count;
@@ -467,18 +467,17 @@ static fsdp_status check_complete(const shard_list *list, fsdp_error *err)
     if (seen == all)
         return seen == (int64_t)list->count
                    ? FSDP_OK
-                   : fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has two folders of one rank",
+                   : fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has two folders that belong to one rank",
                                list->folder->path);
     fsdp_text name = {0};
     fsdp_text_addf(&name, "%.*s%02" PRId64, list->letters, list->first, at[0]);
     for (int d = 1; d < list->coordinates; d++)
         fsdp_text_addf(&name, "_%03" PRId64, at[d]);
-    fsdp_status st =
-        name.failed ? fsdp_fail_memory(err, "a name")
-                    : fsdp_fail(err, FSDP_ERR_DAMAGED,
-                                "'%s/%s' is missing, a rank of this checkpoint, which has %" PRId64
-                                " of them",
-                                list->folder->path, name.data, all);
+    fsdp_status st = name.failed
+                         ? fsdp_fail_memory(err, "a name")
+                         : fsdp_fail(err, FSDP_ERR_DAMAGED,
+                                     "'%s/%s' is missing: this checkpoint has %" PRId64 " ranks",
+                                     list->folder->path, name.data, all);
     fsdp_text_release(&name);
     return st;
 }
@@ -519,8 +518,9 @@ static fsdp_status check_sizes(shard_list *list, fsdp_error *err)
         int64_t size = find_argument(list, names[list->roles[d]]);
         if (size > 0 && size < list->sizes[d])
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                             "'%s' has folders of %" PRId64 " ranks, and their files say that %s "
-                             "is %" PRId64 ": some are from a different save",
+                             "'%s' has folders of %" PRId64
+                             " ranks, but their files say that %s is %" PRId64
+                             "; some are from a different save",
                              list->folder->path, list->sizes[d], names[list->roles[d]], size);
         if (size > list->sizes[d] && size <= SHARDS_MOST)
             list->sizes[d] = size;
@@ -528,8 +528,8 @@ static fsdp_status check_sizes(shard_list *list, fsdp_error *err)
     if (experts > 0 && experts != list->sizes[0])
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' has %" PRId64 " parts of each expert and %" PRId64
-                         " of other weights, which cannot be joined here: Megatron saves them as "
-                         "one with --ckpt-format torch_dist",
+                         " of other weights, which cannot be joined; save it from Megatron with "
+                         "--ckpt-format torch_dist",
                          list->folder->path, experts, list->sizes[0]);
     return check_complete(list, err);
 }

@@ -113,10 +113,11 @@ const size_t fsdp_framework_row_count = sizeof fsdp_framework_rows / sizeof *fsd
 
 const fsdp_framework_file fsdp_framework_files[] = {
     {"git-lfs", "version https://git-lfs", 23, NULL,
-     "it is a pointer to the weights and not the weights: 'git lfs pull' gets them"},
-    {"llm.c", "\x8f\xd8\x34\x01", 4, ".bin", "llm.c reads it: a state of its optimizer"},
+     "it is a pointer to the weights and not the weights; get them with 'git lfs pull'"},
+    {"llm.c", "\x8f\xd8\x34\x01", 4, ".bin",
+     "it is a state of llm.c's optimizer, which only llm.c reads"},
     {"torch.export", "PK\3\4", 4, ".pt2",
-     "it is a program: load it with torch.export.load and save its state_dict"},
+     "it is a program; load it with torch.export.load and save its state_dict"},
     {"Flax", "", 0, ".msgpack", load_flax},
 };
 const size_t fsdp_framework_file_count = sizeof fsdp_framework_files / sizeof *fsdp_framework_files;

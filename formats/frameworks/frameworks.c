@@ -58,14 +58,13 @@ static fsdp_status fail_pointer(const fsdp_folder *folder, const fsdp_framework_
     char quoted[120];
     fsdp_status st = list_there(folder, &there, err);
     if (st == FSDP_OK)
-        st = there.failed
-                 ? fsdp_fail_memory(err, folder->path)
-                 : fsdp_fail(err, FSDP_ERR_DAMAGED,
-                             "'%s/%s' names '%s', which is not there; '%s' has %s: name the one to "
-                             "read by its path, or fsdp-convert --from FORMAT",
-                             folder->path, row->pointer,
-                             fsdp_printable(text, size, quoted, sizeof quoted), folder->path,
-                             there.data);
+        st = there.failed ? fsdp_fail_memory(err, folder->path)
+                          : fsdp_fail(err, FSDP_ERR_DAMAGED,
+                                      "'%s/%s' names '%s', which is missing; '%s' has %s; name the "
+                                      "one to read by its path, or use fsdp-convert --from FORMAT",
+                                      folder->path, row->pointer,
+                                      fsdp_printable(text, size, quoted, sizeof quoted),
+                                      folder->path, there.data);
     fsdp_text_release(&there);
     return st;
 }
@@ -366,7 +365,8 @@ static fsdp_status open_whole(const fsdp_folder *folder, const char *member,
         st = open_part(folder, parts[i], part, opts, &opened[count].source, err);
         if (st != FSDP_OK && err) {
             fsdp_error found = *err;
-            fsdp_fail(err, st, "%s; '%s/%s' is the model alone", found.text, folder->path, member);
+            fsdp_fail(err, st, "%s; '%s/%s' holds the model alone", found.text, folder->path,
+                      member);
             err->errnum = found.errnum;
         }
         count++;

@@ -61,8 +61,8 @@ static fsdp_status gguf_take(gguf_input *in, size_t size, const char *what, void
 {
     if ((uint64_t)size > (uint64_t)(in->size - in->at))
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': %s at byte %" PRId64 " takes %zu bytes, and the file ends after "
-                         "%" PRId64,
+                         "'%s': %s at byte %" PRId64
+                         " takes %zu bytes, but the file ends after %" PRId64,
                          in->path, what, in->at, size, in->size - in->at);
     if (size > BUFFER) {
         FSDP_TRY(fsdp_source_pread(in->source, in->file, out, size, in->at, err));
@@ -241,7 +241,7 @@ static fsdp_status charge(gguf_input *in, int64_t bytes, const char *shown, fsdp
     return in->memory <= in->most ? FSDP_OK
                                   : fsdp_fail(err, FSDP_ERR_LIMIT,
                                               "'%s': its values up to '%s' take more than %" PRId64
-                                              " MiB of memory: allow more (--mem)",
+                                              " MiB of memory; allow more with --mem",
                                               in->path, shown, in->most >> 20);
 }
 
@@ -251,7 +251,8 @@ static fsdp_status take_array(gguf_input *in, const char *shown, fsdp_value *val
     size_t count;
     FSDP_TRY(gguf_take_u32(in, "the type of an array", &kind, err));
     if (kind == GGUF_ARRAY)
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s': the value of '%s' is an array of arrays",
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "'%s': the value of '%s' is an array of arrays, which is not supported",
                          in->path, shown);
     if (gguf_kind_size(kind) == 0)
         return fail_kind(in, shown, kind, err);
@@ -398,7 +399,8 @@ static fsdp_status read_shape(gguf_model *model, gguf_tensor *tensor, const char
         uint64_t length;
         FSDP_TRY(gguf_take_u64(&model->in, "a dim", &length, err));
         if (length > INT64_MAX)
-            return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': tensor '%s' has a dim of %" PRIu64,
+            return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                             "'%s': tensor '%s' has a dim of %" PRIu64 ", which is too large",
                              model->in.path, shown, length);
         tensor->shape[dim] = (int64_t)length;
     }
@@ -517,7 +519,7 @@ static fsdp_status read_version(gguf_model *model, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' is a GGUF file of version %" PRIu32 "; 2 and 3 are known%s",
                          model->in.path, version,
-                         version == 1 ? ": convert it with llama.cpp's gguf-py" : "");
+                         version == 1 ? "; convert it with llama.cpp's gguf-py" : "");
     return FSDP_OK;
 }
 
@@ -562,13 +564,14 @@ static fsdp_status check_split(const gguf_model *model, fsdp_error *err)
         return FSDP_OK;
     if (model->count == 1)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' is one of %" PRId64 " parts of a model; a part is named "
-                         "NAME-00001-of-%05" PRId64 "%s",
+                         "'%s' is one of %" PRId64
+                         " parts of a model, but its name is not like NAME-00001-of-%05" PRId64
+                         "%s",
                          model->in.path, count, count, suffix);
     if (count != model->count || number != model->number)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' says that it is part %" PRId64 " of %" PRId64
-                         ", and its name part %d of %d",
+                         ", but its name says part %d of %d",
                          model->in.path, number + 1, count, model->number + 1, model->count);
     return FSDP_OK;
 }
@@ -636,7 +639,7 @@ static fsdp_status read_parts(gguf_model *model, const char *name, size_t stem, 
     if (st == FSDP_OK && model->split_tensors >= 0 &&
         (uint64_t)model->split_tensors != model->all_tensors)
         st = fsdp_fail(err, FSDP_ERR_DAMAGED,
-                       "'%s': its parts hold %zu tensors, and the first one says %" PRId64,
+                       "'%s': its parts hold %zu tensors, but the first one says %" PRId64,
                        fsdp_source_path(model->source), model->all_tensors, model->split_tensors);
     return st;
 }
@@ -662,10 +665,10 @@ static fsdp_status choose(const fsdp_probe *probe, const char **name_out, fsdp_e
         bool is_same = *name_out && stem > 0 && parse_part(*name_out, &other) == stem &&
                        other == count && memcmp(*name_out, name, stem) == 0;
         if (*name_out && !is_same)
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "'%s' holds several models, '%s' and '%s' among them: name one of "
-                             "its files",
-                             probe->path, *name_out, name);
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE,
+                "'%s' holds several models, '%s' and '%s' among them; name one of its files",
+                probe->path, *name_out, name);
         *name_out = *name_out ? *name_out : name;
     }
     return *name_out ? FSDP_OK

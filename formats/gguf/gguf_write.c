@@ -204,11 +204,11 @@ static fsdp_status check_tensor(const target_tensor *tensor, fsdp_error *err)
     fsdp_printable(what->name, what->name_size, shown, sizeof shown);
     if (what->name_size > GGUF_LONGEST_NAME)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the name '%s' has %zu bytes, and those of a GGUF file at most %d", shown,
-                         what->name_size, GGUF_LONGEST_NAME);
+                         "the name '%s' has %zu bytes, at most %d are allowed in a GGUF file",
+                         shown, what->name_size, GGUF_LONGEST_NAME);
     if (what->ndim > GGUF_DIMS)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has %d dims, and tensors of a GGUF file at most %d", shown,
+                         "'%s' has %d dims, at most %d are allowed in a GGUF file", shown,
                          what->ndim, GGUF_DIMS);
     return FSDP_OK;
 }

@@ -716,8 +716,8 @@ static fsdp_status sort_entries(fsdp_h5_view *view, fsdp_error *err)
         qsort(view->entries, view->count, sizeof *view->entries, compare_links);
     for (size_t i = 1; i < view->count; i++)
         if (compare_links(&view->entries[i - 1], &view->entries[i]) == 0)
-            return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' is in '%s' twice", view->entries[i].link,
-                             view->path);
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' appears twice in '%s'",
+                             view->entries[i].link, view->path);
     return FSDP_OK;
 }
 

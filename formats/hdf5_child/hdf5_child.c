@@ -158,7 +158,7 @@ static fsdp_status read_box(fsdp_h5_child *child, const fsdp_h5_message *request
                             fsdp_error *err)
 {
     if (request->number < 0 || (size_t)request->number >= child->count)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "no such dataset");
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "there is no such dataset");
     FSDP_TRY(open_dataset(child, (size_t)request->number, request->size, err));
     hid_t type = H5Dget_type(child->open), space = H5Dget_space(child->open);
     fsdp_h5_type_info info;

@@ -121,8 +121,9 @@ static fsdp_status put_text_dataset(fsdp_h5_child *child, hid_t dataset, hid_t t
     enum { AT_ONCE = 1024, ALWAYS = 65536 };
     int64_t count = fsdp_box_count(whole);
     if (count > child->file_size + ALWAYS)
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "it is %lld strings in a file of %lld bytes",
-                         (long long)count, (long long)child->file_size);
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "it has %lld strings, but the file has only %lld bytes", (long long)count,
+                         (long long)child->file_size);
     FSDP_TRY(fsdp_h5_child_check(child, dataset, NULL, err));
     put_shape(child, 's', whole);
     text_dataset from = {.dataset = dataset,
@@ -541,8 +542,7 @@ static fsdp_status check_link(const group_walk *walk, const char *name, H5L_type
     if (name[0] == '\0' || strchr(name, '/'))
         return fsdp_fail(walk->err, FSDP_ERR_DAMAGED, "link '%s' has an invalid name", printable);
     if (walk->links > MOST_LINKS)
-        return fsdp_fail(walk->err, FSDP_ERR_LIMIT, "more than %d links are in the file",
-                         MOST_LINKS);
+        return fsdp_fail(walk->err, FSDP_ERR_LIMIT, "the file has more than %d links", MOST_LINKS);
     return FSDP_OK;
 }
 
@@ -621,8 +621,8 @@ static fsdp_status visit_link(group_walk *walk, const group_link *link, size_t p
     if (walk->path.failed)
         return fsdp_fail_memory(walk->err, "a path");
     if (walk->path.size > LONGEST_PATH)
-        return fsdp_fail(walk->err, FSDP_ERR_LIMIT, "a path has %zu bytes: '%s'", walk->path.size,
-                         walked(walk, name));
+        return fsdp_fail(walk->err, FSDP_ERR_LIMIT, "a path is too long with %zu bytes: '%s'",
+                         walk->path.size, walked(walk, name));
     hid_t object = H5Oopen_by_addr(walk->child->file, link->address);
     if (object < 0)
         return fsdp_h5_child_fail(walk->err, "'%s'", walked(walk, name));

@@ -131,7 +131,7 @@ fsdp_status fsdp_h5_child_fail(fsdp_error *err, const char *what, ...)
                          why.text);
     if (strstr(why.text, "version"))
         return fsdp_fail(err, FSDP_ERR_REFUSED,
-                         "%s: it is damaged or needs a newer HDF5 than our libhdf5 %s (%s)", text,
-                         library_version(), why.text);
+                         "%s: it is damaged or needs a newer HDF5 than this fsdp's libhdf5 %s (%s)",
+                         text, library_version(), why.text);
     return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: libhdf5: %s", text, why.text);
 }

@@ -104,7 +104,7 @@ static fsdp_status take_string(listing *list, fsdp_value *out)
 {
     text_view text;
     if (!take_text(list, &text))
-        return fail_listing(list, "a cut value");
+        return fail_listing(list, "a value is cut off");
     fsdp_value_kind kind =
         fsdp_utf8_valid(text.data, text.size) ? FSDP_VALUE_STRING : FSDP_VALUE_BYTES;
     return fsdp_value_set_bytes(out, kind, text.data, text.size, list->err);
@@ -133,7 +133,7 @@ static fsdp_status take_element(listing *list, unsigned kind, fsdp_value *out)
         out->kind = FSDP_VALUE_COMPLEX;
         ok = take(list, out->as.complex_parts, 16);
     }
-    return ok ? FSDP_OK : fail_listing(list, "a cut value");
+    return ok ? FSDP_OK : fail_listing(list, "a value is cut off");
 }
 
 /* Recursion depth is at most the number of dims. */
@@ -158,7 +158,7 @@ static fsdp_status take_array(listing *list, unsigned kind, fsdp_value *out)
         return fail_listing(list, "a value has no kind or shape");
     int64_t count = fsdp_box_count(&whole);
     if (count > (list->end - list->at) / (int64_t)size)
-        return fail_listing(list, "a cut value");
+        return fail_listing(list, "a value is cut off");
     if (count == 0)
         return fsdp_value_set_items(out, FSDP_VALUE_LIST, 0, list->err);
     return take_elements(list, kind, whole.ndim, whole.len, out);
@@ -169,7 +169,7 @@ static fsdp_status take_value(listing *list, fsdp_value *out, bool *is_empty_out
     unsigned kind;
     text_view text;
     if (!take_u8(list, &kind))
-        return fail_listing(list, "a cut value");
+        return fail_listing(list, "a value is cut off");
     *is_empty_out = kind == 'e';
     if (kind != 'c' && kind != 'e')
         return take_array(list, kind, out);
@@ -287,7 +287,7 @@ static fsdp_status take_soft_link(listing *list)
 {
     text_view path, target;
     if (!take_text(list, &path) || !take_text(list, &target))
-        return fail_listing(list, "a cut link");
+        return fail_listing(list, "a link is cut off");
     fsdp_text_addf(&list->links, list->links.size > 0 ? ", " : "{");
     fsdp_text_add_json_string(&list->links, path.data, path.size);
     fsdp_text_add(&list->links, ": ", 2);
@@ -467,7 +467,7 @@ static fsdp_status take_other(listing *list)
     bool is_empty;
     char room[FSDP_NATIVE_NAME_PLAIN + 1];
     if (!take_text(list, &path))
-        return fail_listing(list, "a cut value");
+        return fail_listing(list, "a value is cut off");
     fsdp_value value = {.kind = FSDP_VALUE_NULL};
     fsdp_status status = take_value(list, &value, &is_empty);
     path = plain_name(list, path, room);

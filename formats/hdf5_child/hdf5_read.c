@@ -67,11 +67,9 @@ static fsdp_status place_member(const keras_file *keras, const fsdp_zip_entry *e
 static fsdp_status fail_without_weights(const fsdp_zip *zip, const char *path, fsdp_error *err)
 {
     bool are_several = fsdp_zip_find(zip, several_member, sizeof several_member - 1) != NULL;
-    return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a zip as Keras writes it, without '%s'%s",
-                     path, weights_member,
-                     are_several ? ": its weights are in several files; save it without "
-                                   "max_shard_size"
-                                 : "");
+    return fsdp_fail(
+        err, FSDP_ERR_NOT_FOUND, "'%s' is a zip of Keras that lacks '%s'%s", path, weights_member,
+        are_several ? "; its weights are in several files; save it without max_shard_size" : "");
 }
 
 /* Finds the HDF5 file in the zip; place holds its file and becomes the place of the member, whose checksum
@@ -231,7 +229,7 @@ static fsdp_status check_chunk(const hdf5_state *state, const fsdp_h5_tensor *st
     int64_t mebibytes = (needed + (1 << 20) - 1) >> 20;
     return fsdp_fail(err, FSDP_ERR_LIMIT,
                      "one chunk has %" PRId64
-                     " bytes and cannot be read in parts: allow --mem %" PRId64 "M would do",
+                     " bytes and cannot be read in parts; allow more with --mem %" PRId64 "M",
                      needed, mebibytes);
 }
 
@@ -259,7 +257,7 @@ static fsdp_status read_box(void *context, size_t number, const fsdp_box *box, v
 {
     hdf5_state *state = context;
     if (number >= state->tensors.count)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a tensor that is not in the file");
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the file has no such tensor");
     const fsdp_source_tensor *tensor = fsdp_source_tensor_at(state->source, number);
     cell_walk walk = {.state = state,
                       .tensor = tensor,

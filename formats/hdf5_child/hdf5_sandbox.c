@@ -205,8 +205,8 @@ static fsdp_status forbid_calls(fsdp_error *err)
         return FSDP_OK;
     (void)fsdp_fail_errno(err, -result,
                           FSDP_HDF5_NO_SANDBOX
-                          "; HDF5 files of other programs need it. "
-                          "--sandbox=rlimit reads them with resource limits only");
+                          "; HDF5 files of other programs need it; use --sandbox=rlimit to read "
+                          "them with resource limits only");
     if (err)
         err->status = FSDP_ERR_REFUSED;
     return FSDP_ERR_REFUSED;

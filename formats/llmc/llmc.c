@@ -91,7 +91,7 @@ static fsdp_status check_numbers(const char *path, const int64_t *numbers, fsdp_
 {
     for (int i = 0; i < LLMC_NUMBERS; i++)
         if (numbers[i] <= 0 || numbers[i] > INT32_MAX)
-            return fsdp_fail(err, status, "'%s': %s of an llm.c model is %" PRId64, path,
+            return fsdp_fail(err, status, "'%s': %s of an llm.c model cannot be %" PRId64, path,
                              number_names[i], numbers[i]);
     if (numbers[LLMC_CHANNELS] % numbers[LLMC_HEADS] != 0)
         return fsdp_fail(err, status,
@@ -139,7 +139,7 @@ static fsdp_status read_header(const fsdp_source *source, int file, int64_t numb
     uint8_t head[LLMC_BYTES];
     const char *path = fsdp_source_file_path(source, (size_t)file);
     if (fsdp_source_file_size(source, (size_t)file) < (int64_t)sizeof head)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' ends in the header of %zu bytes", path,
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' ends inside its header of %zu bytes", path,
                          sizeof head);
     FSDP_TRY(fsdp_source_pread(source, file, head, sizeof head, 0, err));
     if (fsdp_load_u32(head) != LLMC_MAGIC)
@@ -181,8 +181,7 @@ static fsdp_status check_size(const fsdp_source *source, int file, const llmc_te
     if (fits && size == actual)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' has %" PRId64
-                     " bytes, and a model of the sizes in its header %s%" PRId64,
+                     "'%s' has %" PRId64 " bytes, but the sizes in its header need %s%" PRId64,
                      fsdp_source_file_path(source, (size_t)file), actual, fits ? "" : "over ",
                      fits ? size : INT64_MAX);
 }
@@ -263,9 +262,10 @@ static int find(const char *const *names, int count, const char *name, size_t si
 static fsdp_status fail_name(const char *what, const char *name, size_t size, fsdp_error *err)
 {
     char shown[SHOWN];
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "llm.c's files have no %s '%s': they hold GPT-2, with the names of llm.c",
-                     what, fsdp_printable(name, size, shown, sizeof shown));
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "llm.c's files cannot hold the %s '%s': they hold GPT-2, with the names of llm.c", what,
+        fsdp_printable(name, size, shown, sizeof shown));
 }
 
 static fsdp_status take_numbers(const fsdp_packed *target, int64_t numbers[LLMC_NUMBERS],
@@ -322,7 +322,7 @@ static fsdp_status place(const fsdp_packed *target, const llmc_tensor *tensors,
         if (ordered[i]->what.dtype != ordered[0]->what.dtype)
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "'%s' is %s and '%s' %s: all tensors of an llm.c file are f32 or all "
-                             "are bf16 (--dtype casts them)",
+                             "are bf16; cast them with --dtype",
                              tensors[i].name, fsdp_dtype_name(ordered[i]->what.dtype),
                              tensors[0].name, fsdp_dtype_name(ordered[0]->what.dtype));
         if (!has_shape(&ordered[i]->what, &tensors[i]))

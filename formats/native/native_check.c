@@ -254,8 +254,8 @@ static fsdp_status judge(const structure *with, fsdp_status status, const fsdp_e
     if (size > 0 && (size_t)size < sizeof quoted && strncmp(text, quoted, (size_t)size) == 0)
         text += size;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s': the HDF5 structure for other programs is damaged: %s; fsdp reads the "
-                     "checkpoint without it; make a new one with fsdp-convert for them",
+                     "'%s': the HDF5 structure for other programs is damaged: %s; fsdp does not "
+                     "need it; for other programs, make a new one with fsdp-convert",
                      path, text);
 }
 

@@ -58,14 +58,15 @@ static fsdp_status view_segment(const fsdp_shard_reader *reader, const char *at,
                                 segment_view *view, fsdp_error *err)
 {
     if (left < sizeof(index_head))
-        return bad_index(reader, err, "it ends within a head");
+        return bad_index(reader, err, "it ends inside a head");
     const index_head *head = (const index_head *)(const void *)at;
     if (memcmp(head->magic, FSDP_INDEX_MAGIC, sizeof head->magic) != 0)
         return bad_index(reader, err, "it does not begin with its mark");
     if (head->version != 1)
-        return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                         "'%s': shard index version %u is newer than this program", reader->path,
-                         head->version);
+        return fsdp_fail(
+            err, FSDP_ERR_NOT_FOUND,
+            "'%s': its shard index has version %u, which this fsdp cannot read; use a newer fsdp",
+            reader->path, head->version);
     if (head->size > left || head->size < sizeof *head || head->size % 8 != 0)
         return bad_index(reader, err, "a segment is longer than the index");
     uint64_t room = head->size - sizeof *head;
@@ -160,7 +161,7 @@ static fsdp_status read_record(fsdp_shard_reader *reader, const segment_view *vi
         !range_inside(record->hashes, record->block_count, head->blocks) ||
         (encoded && !range_inside(record->frames, record->block_count, head->frames)) ||
         !range_inside(record->name, record->name_size, head->name_bytes))
-        return bad_index(reader, err, "a record points outside");
+        return bad_index(reader, err, "a record points outside the index");
     const int64_t *dims = view->dims + record->dims;
     *box = (fsdp_stored_box){.tensor = record->tensor,
                              .part = record->part,
@@ -186,7 +187,7 @@ static fsdp_status read_record(fsdp_shard_reader *reader, const segment_view *vi
     box->count = 1;
     for (int d = 0; d < box->ndim; d++) {
         if (box->lo[d] < 0 || box->len[d] < 1 || box->lo[d] > INT64_MAX / 2 - box->len[d])
-            return bad_index(reader, err, "a box is empty or outside of everything");
+            return bad_index(reader, err, "a box is empty or has an impossible offset");
         box->count *= box->len[d];
     }
     if (encoded ? box->ndim == 0 || !chunks_are_sound(box, reader->size)

@@ -41,8 +41,9 @@ fsdp_status fsdp_npy_place(const char *path, const uint8_t *prefix, size_t prefi
     *offset_out = major == 1 ? PREFIX_V1 : FSDP_NPY_PREFIX;
     *size_out = major == 1 ? size & 0xFFFF : size;
     if (*size_out > FSDP_NPY_LONGEST)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s': a header of %zu bytes, at most %d are allowed",
-                         path, *size_out, FSDP_NPY_LONGEST);
+        return fsdp_fail(err, FSDP_ERR_LIMIT,
+                         "'%s': its header has %zu bytes, at most %d are allowed", path, *size_out,
+                         FSDP_NPY_LONGEST);
     return FSDP_OK;
 }
 
@@ -350,6 +351,6 @@ fsdp_status fsdp_npy_parse(const char *path, const char *text, size_t size, fsdp
     if (seen != 7)
         return fail_at(&in, "descr, fortran_order or shape is missing", err);
     if (next(&in) != '\0' || in.at != in.end)
-        return fail_at(&in, "something follows the header", err);
+        return fail_at(&in, "the header is followed by other text", err);
     return FSDP_OK;
 }

@@ -145,7 +145,7 @@ static fsdp_status check_options(const fsdp_source_opts *opts, fsdp_error *err)
         fsdp_dtype *other = &of_size[fsdp_dtype_size(dtype)];
         if (*other != FSDP_DTYPE_NONE && *other != dtype)
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "--void-as: elements of %zu bytes are %s or %s: name one of them",
+                             "--void-as: elements of %zu bytes are %s or %s; name one of them",
                              fsdp_dtype_size(dtype), fsdp_dtype_name(*other),
                              fsdp_dtype_name(dtype));
         *other = dtype;
@@ -170,7 +170,8 @@ static fsdp_status add_one(const array_place *place, fsdp_error *err)
     FSDP_TRY(read_header(place, &npy, &data, err));
     name_void(place, &npy);
     if (npy.has_objects && !place->is_member)
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' is an array of Python objects: a pickle",
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "'%s' is not an array of numbers but a pickle of Python objects",
                          fsdp_source_path(place->source));
     if (!npy.has_objects)
         FSDP_TRY(check_size(place, &npy, data, err));

@@ -206,10 +206,10 @@ static fsdp_status finish_npz(fsdp_packed *target, fsdp_error *err)
 static fsdp_status lay_out_npy(fsdp_packed *target, fsdp_error *err)
 {
     if (target->tensor_count != 1)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "an .npy file holds one tensor, not %zu: choose one with --include, or "
-                         "write an .npz",
-                         target->tensor_count);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "an .npy file holds one tensor, not %zu; choose one with --include, or write an .npz",
+            target->tensor_count);
     target_tensor *tensor = &target->tensors[0];
     fsdp_text head = {0};
     int64_t size = 0;

@@ -605,7 +605,7 @@ static inline fsdp_status memo_put_next(pickle_vm *vm)
 static inline fsdp_status memo_get(pickle_vm *vm, uint64_t number)
 {
     if (number >= vm->memo_count || vm->memo[number] == 0)
-        return damaged(vm, "it reads an unset place of the memo");
+        return damaged(vm, "it reads a memo entry that is not set");
     return pickle_push(vm, vm->memo[number]);
 }
 
@@ -912,7 +912,7 @@ static fsdp_status other_step(pickle_vm *vm, uint8_t opcode)
     case OP_READONLY_BUFFER:
         return vm->options->depth > 0 ? need(vm, 1)
                                       : outside(vm, "it needs buffers from outside the file");
-    default: return damaged(vm, "there is no such opcode");
+    default: return damaged(vm, "it has an unknown opcode");
     }
 }
 

@@ -272,7 +272,8 @@ static fsdp_status add_value(fsdp_pickler *pickler, const fsdp_value *value, int
 
 static fsdp_status fail_too_deep(fsdp_error *err)
 {
-    return fsdp_fail(err, FSDP_ERR_USAGE, "a value nests more than %d deep", FSDP_VALUE_DEPTH);
+    return fsdp_fail(err, FSDP_ERR_USAGE, "lists and dicts are nested more than %d deep",
+                     FSDP_VALUE_DEPTH);
 }
 
 /* Protocol 2 encodes bytes as the call of a function that turns text into them. */

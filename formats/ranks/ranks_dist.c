@@ -261,8 +261,9 @@ static fsdp_status gather_ranks(const torch_archive *archive, const torch_tensor
     fsdp_box box = fsdp_box_whole(tensor->ndim, tensor->shape);
     int64_t count = fsdp_box_count(&box), span = torch_tensor_span(tensor);
     if (count < 1 || count > RANK_MESH_LIMIT)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: a device mesh has %lld ranks, 1 to %d are read",
-                         archive->where, (long long)count, RANK_MESH_LIMIT);
+        return fsdp_fail(err, FSDP_ERR_LIMIT,
+                         "%s: a device mesh has %lld ranks, 1 to %d are allowed", archive->where,
+                         (long long)count, RANK_MESH_LIMIT);
     if (span > MOST_BYTES)
         return bad_mesh(archive, "is spread over more than 64 MiB", err);
     uint8_t *data = fsdp_alloc((size_t)span, 1);
@@ -308,14 +309,14 @@ static fsdp_status add_parts(mesh_parts *parts, int dim, fsdp_node sizes, fsdp_n
         fsdp_pickle_int(&archive->pickle, strides, &stride)) {
         if (size < 1 || size > RANK_MESH_LIMIT || stride < 0 || stride > RANK_MESH_LIMIT ||
             (stride == 0 && size > 1) || parts->count == MOST_PARTS)
-            return bad_mesh(archive, "has sizes or strides that cannot be", err);
+            return bad_mesh(archive, "has impossible sizes or strides", err);
         parts->items[parts->count++] = (mesh_part){dim, size, stride};
         return FSDP_OK;
     }
     const fsdp_pickle_node *list = torch_node(archive, sizes);
     if (list->kind != FSDP_NODE_TUPLE || torch_node(archive, strides)->kind != FSDP_NODE_TUPLE ||
         torch_node(archive, strides)->count != list->count || depth == NESTING)
-        return bad_mesh(archive, "has a layout that is not known", err);
+        return bad_mesh(archive, "has an unknown layout", err);
     for (uint32_t i = 0; i < list->count; i++)
         FSDP_TRY(add_parts(parts, dim, list->as.items[i], torch_element(archive, strides, i),
                            depth + 1, err));
@@ -325,7 +326,7 @@ static fsdp_status add_parts(mesh_parts *parts, int dim, fsdp_node sizes, fsdp_n
 static fsdp_status begin_dims(mesh_parts *parts, uint32_t count, fsdp_error *err)
 {
     if (count < 1 || count > RANK_MESH_DIMS)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: a device mesh has %u dims, 1 to %d are read",
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: a device mesh has %u dims, 1 to %d are allowed",
                          parts->archive->where, count, RANK_MESH_DIMS);
     parts->ndim = (int)count;
     return FSDP_OK;
@@ -399,7 +400,7 @@ static fsdp_status fill_mesh(const mesh_parts *parts, int64_t base, rank_mesh *m
     for (int64_t i = 0; i < total; i++) {
         int64_t position = base + position_of(parts, i);
         if (position < 0 || position >= (int64_t)parts->listed)
-            return bad_mesh(parts->archive, "leads beyond its list of ranks", err);
+            return bad_mesh(parts->archive, "points beyond its list of ranks", err);
         mesh->ranks[i] = parts->list[position];
     }
     return FSDP_OK;
@@ -463,8 +464,8 @@ static fsdp_status check_position(const torch_archive *archive, fsdp_node node, 
     if (fsdp_pickle_int(&archive->pickle, torch_attribute(archive, node, "_rank"), &said) &&
         said != rank)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "%s is of rank %d by its name but of rank %lld by its contents",
-                         archive->where, rank, (long long)said);
+                         "%s has the name of rank %d but the contents of rank %lld", archive->where,
+                         rank, (long long)said);
     const fsdp_pickle_node *list = torch_node(archive, place);
     if (!position->is_member || (list->kind != FSDP_NODE_TUPLE && list->kind != FSDP_NODE_LIST))
         return FSDP_OK;
@@ -501,7 +502,7 @@ static fsdp_status rank_mesh_read(const torch_archive *archive, fsdp_node node, 
     mesh_out->listed = parts.listed;
     for (size_t i = 0; st == FSDP_OK && i < parts.listed; i++) {
         if (parts.list[i] < 0 || parts.list[i] >= INT32_MAX)
-            st = bad_mesh(archive, "names a rank that cannot be", err);
+            st = bad_mesh(archive, "names an impossible rank", err);
         mesh_out->highest = parts.list[i] > mesh_out->highest ? parts.list[i] : mesh_out->highest;
     }
     fsdp_free(parts.list);
@@ -617,14 +618,14 @@ static fsdp_status read_placement(const torch_archive *archive, fsdp_node node, 
     if (strcmp(class, "Replicate") == 0)
         return FSDP_OK;
     if (!is_shard && !is_strided)
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "%s: a placement '%.60s' is not known",
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "%s: the placement '%.60s' is unknown",
                          archive->where, class);
     placement->kind = is_shard ? RANK_SHARD : RANK_STRIDED;
     if (!fsdp_pickle_int(&archive->pickle, argument(archive, node, "dim", 0), &dim) || dim < 0 ||
         dim >= ndim)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "%s: a placement cuts dim %lld of a tensor of %d dims", archive->where,
-                         (long long)dim, ndim);
+                         "%s: a placement cuts dim %lld, but its tensor has %d dims",
+                         archive->where, (long long)dim, ndim);
     placement->dim = (int)dim;
     if (is_strided &&
         (!fsdp_pickle_int(&archive->pickle, argument(archive, node, "split_factor", 1),
@@ -784,9 +785,8 @@ static fsdp_status check_fit(const torch_archive *archive, const rank_entry *ent
 {
     if (!entry->readings[RANK_ORDERED].fails || !entry->readings[RANK_LEFT_TO_RIGHT].fails)
         return FSDP_OK;
-    return bad_piece(
-        archive, entry->name, entry->name_size,
-        "has a local piece whose shape is not the one that its placements give this rank", err);
+    return bad_piece(archive, entry->name, entry->name_size,
+                     "has a local piece whose shape does not fit its placements on this rank", err);
 }
 
 static fsdp_status add_dtensor(rank_files *set, const torch_item *found,
@@ -809,7 +809,7 @@ static fsdp_status add_dtensor(rank_files *set, const torch_item *found,
                               shape, err));
     FSDP_TRY(read_piece(archive, local, name, name_size, &piece, err));
     if (dtype == FSDP_DTYPE_NONE)
-        return bad_piece(archive, name, name_size, "has no dtype that is known", err);
+        return bad_piece(archive, name, name_size, "has an unknown dtype", err);
     FSDP_TRY(rank_files_entry(set, name, name_size, &entry, err));
     FSDP_TRY(rank_files_spread(set, entry, dtype, ndim, shape, err));
     if (dtype != piece.dtype && !is_empty(piece.ndim, piece.shape))
@@ -817,8 +817,8 @@ static fsdp_status add_dtensor(rank_files *set, const torch_item *found,
     if (!seen->position.is_member)
         return is_empty(piece.ndim, piece.shape)
                    ? FSDP_OK
-                   : bad_piece(archive, name, name_size,
-                               "lies on a device mesh that this rank is not in", err);
+                   : bad_piece(archive, name, name_size, "lies on a device mesh without this rank",
+                               err);
     rank_layout layout = {.mesh_ndim = set->meshes[seen->mesh].ndim,
                           .mesh_shape = set->meshes[seen->mesh].shape,
                           .coordinate = seen->position.coordinate};
@@ -856,8 +856,8 @@ static fsdp_status check_group(rank_files *set, const torch_archive *archive, fs
     if (fsdp_pickle_int(&archive->pickle, torch_attribute(archive, group, "global_rank"), &rank) &&
         rank != set->rank)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "%s is of rank %d by its name but of rank %lld by its contents",
-                         archive->where, set->rank, (long long)rank);
+                         "%s has the name of rank %d but the contents of rank %lld", archive->where,
+                         set->rank, (long long)rank);
     if (!fsdp_pickle_int(&archive->pickle, torch_attribute(archive, group, "global_world_size"),
                          &world) ||
         world < 1 || world > INT32_MAX)
@@ -926,7 +926,7 @@ static fsdp_status add_shard(rank_files *set, const torch_archive *archive, rank
                         entry->name_size, &piece, err));
     if (!is_listed || !fits(&piece, entry->ndim, len) || piece.dtype != entry->dtype)
         return bad_piece(archive, entry->name, entry->name_size,
-                         "has a local shard that its list of shards does not know", err);
+                         "has a local shard that is not in its list of shards", err);
     if (is_empty(entry->ndim, len))
         return FSDP_OK;
     fsdp_source_chunk chunk;

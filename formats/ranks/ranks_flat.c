@@ -368,7 +368,7 @@ static fsdp_status find_begins(const rank_entry *entry, flat_layout *layout, fsd
             return FSDP_OK;
     char shown[200];
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s': the parameters that shard_metadata names do not fill it",
+                     "'%s': the parameters in its shard_metadata do not fill it",
                      fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
 }
 

@@ -128,10 +128,10 @@ static fsdp_status find_key(like_work *work, const flat_member *members, size_t 
         }
     }
     if (best == SIZE_MAX)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "--like: '%s' has no tensor with a name of '%s': name the model that was "
-                         "saved",
-                         work->model->path, work->set->where);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "--like: '%s' has no tensor with a name of '%s'; name the model that was saved",
+            work->model->path, work->set->where);
     work->above = best;
     return FSDP_OK;
 }
@@ -227,11 +227,10 @@ static fsdp_status fail_count(const like_work *work, const rank_entry *entry, in
 static fsdp_status fail_unknown(const like_work *work, const rank_entry *entry, fsdp_error *err)
 {
     char name[200];
-    return fsdp_fail(
-        err, FSDP_ERR_USAGE,
-        "--like: '%s' has no tensor '%s', of which the ranks of '%s' have pieces: name "
-        "the model that was saved",
-        work->model->path, shown(entry, name, sizeof name), work->set->where);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "--like: '%s' has no tensor '%s', of which the ranks of '%s' have pieces; "
+                     "name the model that was saved",
+                     work->model->path, shown(entry, name, sizeof name), work->set->where);
 }
 
 /* An entry of the unit that the model lacks: a buffer, or a parameter without a shape. */
@@ -438,7 +437,7 @@ fsdp_status rank_files_like(rank_files *set, const fsdp_source_model *model, fsd
     fsdp_status st = list_members(set, members, &count, err);
     if (st == FSDP_OK && count == 0)
         st = fsdp_fail(err, FSDP_ERR_USAGE,
-                       "--like is for FSDP1's local state dicts with use_orig_params, and '%s' has "
+                       "--like is for FSDP1's local state dicts with use_orig_params, but '%s' has "
                        "no flat parameter with named pieces",
                        set->where);
     if (st == FSDP_OK) {

@@ -143,9 +143,9 @@ static fsdp_status settle_world(rank_files *set, fsdp_error *err)
     const rank_group *group = set->group;
     int64_t highest = group->files[group->count - 1].rank;
     if (group->world > 0 && (highest >= group->world || set->world > group->world))
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': the names say %d ranks, the contents %lld",
-                         set->where, group->world,
-                         (long long)(set->world > highest ? set->world : highest + 1));
+        return fsdp_fail(
+            err, FSDP_ERR_DAMAGED, "'%s': the file names say %d ranks, but the contents say %lld",
+            set->where, group->world, (long long)(set->world > highest ? set->world : highest + 1));
     if (group->world > set->world)
         set->world = group->world;
     if (highest >= set->world)
@@ -203,14 +203,14 @@ static fsdp_status choose_reading(rank_files *set, rank_entry *entry, rank_chunk
     *chunks_out = &entry->readings[ordered ? RANK_ORDERED : RANK_LEFT_TO_RIGHT];
     if (ordered && left_to_right && entry->readings_differ)
         return fsdp_fail(err, FSDP_ERR_REFUSED,
-                         "'%s': the strided placements of tensor '%s' have two readings, and the "
-                         "sizes of its pieces fit both",
+                         "'%s': the strided placements of tensor '%s' are ambiguous: the sizes of "
+                         "its pieces fit two readings",
                          set->where, shown_name(entry, shown, sizeof shown));
     if (!ordered && !left_to_right)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': the pieces of tensor '%s' do not have the shapes that their "
-                         "placements give them",
-                         set->where, shown_name(entry, shown, sizeof shown));
+        return fsdp_fail(
+            err, FSDP_ERR_DAMAGED,
+            "'%s': the shapes of the pieces of tensor '%s' do not fit their placements", set->where,
+            shown_name(entry, shown, sizeof shown));
     return FSDP_OK;
 }
 
@@ -463,8 +463,8 @@ static fsdp_status rank_parts_read(const fsdp_probe *probe, const char *director
     fsdp_status st = path ? check_gaps(set, err) : fsdp_fail_memory(err, "a path");
     if (st == FSDP_OK && !fsdp_io_exists(probe->io, path))
         st = fsdp_fail(err, FSDP_ERR_DAMAGED,
-                       "'%s' is missing; the files are joined by its numbers: copy it from where "
-                       "they are from",
+                       "'%s' is missing; the files are joined by its numbers; copy it from the "
+                       "directory that they came from",
                        path);
     if (st == FSDP_OK)
         st = fsdp_source_read_file(probe->io, path, PARAMS_BYTES, &text, &size, err);
@@ -522,12 +522,12 @@ static fsdp_status fail_length(const placed_part *at, int64_t together, int64_t 
     spell_file(set->group, set->group->count, next, sizeof next);
     if (together < wanted)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': '%s' is missing: the files before it have %" PRId64 " of the "
-                         "%" PRId64 " %s that '%s' has by %s",
+                         "'%s': '%s' is missing: the files before it hold %" PRId64
+                         " of the %" PRId64 " %s that '%s' has according to %s",
                          set->where, next, together, wanted, lines, shown, params_name);
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s': '%s' has %" PRId64 " %s by %s, and the files have %" PRId64, set->where,
-                     shown, wanted, lines, params_name, together);
+                     "'%s': '%s' has %" PRId64 " %s according to %s, but the files hold %" PRId64,
+                     set->where, shown, wanted, lines, params_name, together);
 }
 
 /* One file is whole, also where params.json has other numbers, unless it has an equal part of them. */
@@ -565,7 +565,7 @@ static fsdp_status share_keys(placed_part *at, int64_t *together, fsdp_error *er
     if (parts->count % groups != 0)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s': '%s' is missing: %" PRId64 " files cannot share the %" PRId64
-                         " heads that '%s' has by %s",
+                         " heads that '%s' has according to %s",
                          at->set->where, next, parts->count, groups,
                          fsdp_printable(at->found->name, at->found->name_size, shown, sizeof shown),
                          params_name);
@@ -587,7 +587,7 @@ static fsdp_status place_part(placed_part *at, const struct part_rule *rule, fsd
     if (tensor->ndim != 2 || tensor->data || !is_length(tensor->shape[0]) ||
         !is_length(tensor->shape[1]))
         return fsdp_fail(
-            err, FSDP_ERR_DAMAGED, "'%s': '%s' is not the part of a matrix", at->set->where,
+            err, FSDP_ERR_DAMAGED, "'%s': '%s' is not a part of a matrix", at->set->where,
             fsdp_printable(at->found->name, at->found->name_size, shown, sizeof shown));
     memcpy(at->shape, tensor->shape, 2 * sizeof *at->shape);
     at->dim = rule->dim;
@@ -746,12 +746,12 @@ static fsdp_status fail_several(const fsdp_probe *probe, const char *directory,
                        names->groups[i].pattern);
     if (names->count > PATTERNS_SHOWN)
         fsdp_text_addf(&text, " and %zu more", names->count - PATTERNS_SHOWN);
-    fsdp_status st = text.failed
-                         ? fsdp_fail_memory(err, probe->path)
-                         : fsdp_fail(err, FSDP_ERR_USAGE,
-                                     "'%s' stands for %zu sets of rank files; give the pattern of "
-                                     "one of them:%s",
-                                     probe->path, names->count, text.data);
+    fsdp_status st =
+        text.failed
+            ? fsdp_fail_memory(err, probe->path)
+            : fsdp_fail(err, FSDP_ERR_USAGE,
+                        "'%s' matches %zu sets of rank files; give the pattern of one of them:%s",
+                        probe->path, names->count, text.data);
     fsdp_text_release(&text);
     return st;
 }
@@ -774,10 +774,10 @@ static fsdp_status find_set(const fsdp_probe *probe, const char *directory, rank
         keep_sets(probe, names);
     fsdp_status st = FSDP_OK;
     if (names->count == 0)
-        st =
-            fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                      pattern ? "no file is named as '%s' says" : "'%s' holds no set of rank files",
-                      probe->path);
+        st = fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                       pattern ? "no file has a name that matches '%s'"
+                               : "'%s' holds no set of rank files",
+                       probe->path);
     else if (names->count > 1)
         st = fail_several(probe, directory, names, err);
     else

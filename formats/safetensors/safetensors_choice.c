@@ -132,8 +132,8 @@ static fsdp_status check_set(const char *directory, const char *first, const fsd
     int number;
     (void)parse(first, &written, &number);
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' says that there are %d files, and '%s/%.*s-%0*d-of-%s' is not there; "
-                     "without an index its tensors are unknown: add it, or name single files",
+                     "'%s' says that there are %d files, but '%s/%.*s-%0*d-of-%s' is missing; "
+                     "without an index its tensors are unknown; add it, or name single files",
                      first, set->count, directory, (int)written.stem_size, written.stem,
                      written.digits, missing,
                      first + written.stem_size + 1 + (size_t)written.digits + 4);
@@ -297,7 +297,7 @@ fsdp_status fsdp_safetensors_choose_index(const fsdp_probe *probe, const char **
     if (!other)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' holds several models ('%s', '%s'): put one into a directory of its own",
+                     "'%s' holds several models ('%s', '%s'); put one into a directory of its own",
                      probe->path, *name_out, other);
 }
 

@@ -90,7 +90,7 @@ static fsdp_status read_dtype(fsdp_json *json, fsdp_dtype *dtype_out, fsdp_error
     *dtype_out = dtype_of(name, size);
     char shown[100];
     if (*dtype_out == FSDP_DTYPE_NONE)
-        return fsdp_json_fail(json, err, "the dtype '%s' is not known",
+        return fsdp_json_fail(json, err, "the dtype '%s' is unknown",
                               fsdp_printable(name, size, shown, sizeof shown));
     return FSDP_OK;
 }
@@ -107,7 +107,7 @@ static fsdp_status read_numbers(fsdp_json *json, int64_t *numbers, int room, int
         if (!more)
             return FSDP_OK;
         if (*count_out == room) {
-            fsdp_json_fail(json, err, "more than %d numbers", room);
+            fsdp_json_fail(json, err, "there are more than %d numbers", room);
             if (err)
                 err->status = FSDP_ERR_LIMIT;
             return FSDP_ERR_LIMIT;
@@ -115,7 +115,7 @@ static fsdp_status read_numbers(fsdp_json *json, int64_t *numbers, int room, int
         uint64_t number;
         FSDP_TRY(fsdp_json_u64(json, &number, err));
         if (number > INT64_MAX)
-            return fsdp_json_fail(json, err, "an integer out of range");
+            return fsdp_json_fail(json, err, "the integer is out of range");
         numbers[(*count_out)++] = (int64_t)number;
     }
 }
@@ -126,7 +126,7 @@ static fsdp_status read_range(fsdp_json *json, tensor_text *tensor, fsdp_error *
     int count;
     FSDP_TRY(read_numbers(json, range, 3, &count, err));
     if (count != 2 || range[0] > range[1])
-        return fsdp_json_fail(json, err, "data_offsets are not a beginning and an end after it");
+        return fsdp_json_fail(json, err, "data_offsets are not a start and an end after it");
     tensor->begin = range[0];
     tensor->end = range[1];
     return FSDP_OK;
@@ -170,7 +170,7 @@ static fsdp_status check_size(header_reader *reader, const tensor_text *tensor, 
                               bits, tensor->end - tensor->begin);
     if (tensor->end > reader->file_size - reader->data)
         return fsdp_json_fail(&reader->json, err,
-                              "the data ends at byte %" PRId64 ", of %" PRId64 " that are there",
+                              "the data ends at byte %" PRId64 ", but only %" PRId64 " are there",
                               tensor->end, reader->file_size - reader->data);
     return FSDP_OK;
 }
@@ -209,8 +209,8 @@ static fsdp_status read_offsets(header_reader *reader, fsdp_json *json, const ui
         return FSDP_OK; /* a tensor of another file */
     fsdp_safetensors_entry *entry = &reader->header->entries[*number];
     if (count != entry->ndim)
-        return fsdp_json_fail(json, err, "%d saved_offsets for a tensor of %d dims", count,
-                              entry->ndim);
+        return fsdp_json_fail(json, err, "there are %d saved_offsets for a tensor of %d dims",
+                              count, entry->ndim);
     int64_t *kept = fsdp_arena_alloc(&reader->header->arena, (size_t)count, sizeof *kept);
     if (!kept)
         return fsdp_fail_memory(err, reader->path);
@@ -383,8 +383,8 @@ static fsdp_status fail_place(const header_reader *reader, const fsdp_safetensor
 {
     char shown[200];
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s': tensor '%s' begins at byte %" PRId64 " and should at %" PRId64
-                     ": tensors must follow one another",
+                     "'%s': tensor '%s' begins at byte %" PRId64 " and should begin at %" PRId64
+                     "; tensors must follow one another",
                      reader->path,
                      fsdp_printable(entry->name, entry->name_size, shown, sizeof shown),
                      entry->begin, at);
@@ -428,11 +428,11 @@ static fsdp_status read_length(const fsdp_source *source, int file, header_reade
         size = size << 8 | bytes[i];
     if (size > (uint64_t)(reader->file_size - LENGTH_BYTES))
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s': a header of %" PRIu64 " bytes in a file of %" PRId64, reader->path,
-                         size, reader->file_size);
+                         "'%s': its header has %" PRIu64 " bytes, but the file has only %" PRId64,
+                         reader->path, size, reader->file_size);
     if (size > FSDP_SAFETENSORS_HEADER_MOST)
         return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "'%s': a header of %" PRIu64 " bytes, at most %d are allowed",
+                         "'%s': its header has %" PRIu64 " bytes, at most %d are allowed",
                          reader->path, size, FSDP_SAFETENSORS_HEADER_MOST);
     *size_out = (size_t)size;
     reader->data = LENGTH_BYTES + (int64_t)size;

@@ -333,8 +333,9 @@ static fsdp_status number_file(model_folder *folder, const char *name, size_t si
     }
     char shown[200];
     if (strlen(name) != size)
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' names the file '%s'", folder->index_path,
-                         fsdp_printable(name, size, shown, sizeof shown));
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "'%s' names the file '%s', which no file can have as a name",
+                         folder->index_path, fsdp_printable(name, size, shown, sizeof shown));
     const char *kept = fsdp_arena_strndup(&folder->arena, name, size);
     if (!kept ||
         !fsdp_grow(&folder->names, &folder->name_room, folder->name_count + 1,
@@ -474,7 +475,7 @@ static fsdp_status open_file(model_folder *folder, const char *name, int *file_o
         status = FSDP_OK;
     } else if (is_lost)
         status = fsdp_fail(err, FSDP_ERR_DAMAGED,
-                           "'%s' names the file '%s', which is not there" FSDP_MISSING_HINT,
+                           "'%s' names the file '%s', which is missing" FSDP_MISSING_HINT,
                            folder->index_path, name);
     else if (status != FSDP_OK && err)
         *err = why;
@@ -540,8 +541,8 @@ static fsdp_status check_cut(const model_folder *folder, size_t lost, fsdp_error
     for (size_t i = 0; i < folder->name_count && lost < folder->name_count; i++)
         if (folder->headers[i].is_sharded)
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                             "'%s' names the file '%s', which is not there, and tensors are cut: "
-                             "it is unknown which of them are whole",
+                             "'%s' names the file '%s', which is missing, and tensors are cut: it "
+                             "is unknown which of them are whole",
                              folder->index_path, folder->names[lost]);
     return FSDP_OK;
 }

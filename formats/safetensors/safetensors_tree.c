@@ -239,8 +239,9 @@ static fsdp_status add_folder(module_tree *tree, const char *below, int depth, f
     const char *root = fsdp_source_path(tree->source);
     fsdp_io_names names = {0};
     if (depth > DEEPEST || ++tree->folders > MOST_FOLDERS)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' has folders deeper than %d, or more than %d",
-                         root, DEEPEST, MOST_FOLDERS);
+        return fsdp_fail(err, FSDP_ERR_LIMIT,
+                         "'%s' has folders nested more than %d deep, or more than %d of them", root,
+                         DEEPEST, MOST_FOLDERS);
     char *path = below[0] ? fsdp_path_join(root, below) : fsdp_strndup(root, strlen(root));
     if (!path)
         return fsdp_fail_memory(err, root);

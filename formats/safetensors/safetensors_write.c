@@ -113,7 +113,8 @@ static fsdp_status check_packed(const target_tensor *tensor, fsdp_error *err)
     char shown[200];
     if (is_six(tensor->what.dtype) && tensor->size % 3 != 0)
         return fsdp_fail(
-            err, FSDP_ERR_USAGE, "safetensors cannot hold tensor '%s': %s come in threes of bytes",
+            err, FSDP_ERR_USAGE,
+            "safetensors cannot hold tensor '%s': the bytes of %s must be a multiple of 3",
             fsdp_printable(tensor->what.name, tensor->what.name_size, shown, sizeof shown),
             fsdp_dtype_name(tensor->what.dtype));
     return FSDP_OK;
@@ -229,10 +230,9 @@ static fsdp_status make_header(const fsdp_packed *target, target_tensor *const *
     if (text->size - LENGTH_BYTES > FSDP_SAFETENSORS_HEADER_MOST)
         return fsdp_fail(
             err, FSDP_ERR_LIMIT,
-            "'%s' would have a header of %zu bytes, and readers of safetensors take at "
-            "most %d%s",
+            "'%s' would have a header of %zu bytes, but readers of safetensors take at most %d%s",
             target->path, text->size - LENGTH_BYTES, FSDP_SAFETENSORS_HEADER_MOST,
-            target->metadata.count > 0 ? ": use --drop metadata to make it smaller" : "");
+            target->metadata.count > 0 ? "; use --drop metadata to make it smaller" : "");
     for (size_t i = 0, size = text->size - LENGTH_BYTES; i < LENGTH_BYTES; i++, size >>= 8)
         text->data[i] = (char)(size & 0xFF);
     return FSDP_OK;

@@ -250,7 +250,7 @@ void fsdp_source_expect(fsdp_source *source, size_t tensors, size_t chunks)
 static fsdp_status check_shape(int ndim, const int64_t *shape, size_t element_size, fsdp_error *err)
 {
     if (element_size == 0)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a tensor without a dtype");
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a tensor has no dtype");
     fsdp_error why = {0};
     if (fsdp_shape_check(ndim, shape, element_size, &why) == FSDP_OK)
         return FSDP_OK;
@@ -436,7 +436,7 @@ fsdp_status fsdp_source_add_chunk(fsdp_source *source, size_t tensor_number,
 {
     const fsdp_source_tensor *tensor = &source->tensors[tensor_number];
     if (chunk->file >= (int)source->file_count || chunk->stream >= (int)source->stream_count)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a chunk in a file that was not added");
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a chunk is in a file that was not added");
     FSDP_TRY(check_box(source, tensor, chunk, err));
     if (is_empty(tensor->ndim, chunk->len))
         return FSDP_OK;
@@ -491,7 +491,7 @@ fsdp_status fsdp_source_add_crc(fsdp_source *source, const fsdp_source_crc *chec
 {
     int64_t offset = check->offset, size = check->size;
     if (check->file < 0 || check->file >= (int)source->file_count)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a checksum in a file that was not added");
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a checksum is in a file that was not added");
     const source_file *in = &source->files[check->file];
     if (offset < 0 || size < 0 || offset > in->info.size || size > in->info.size - offset)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': %s extends past the end of the file",

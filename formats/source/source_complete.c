@@ -52,11 +52,11 @@ fsdp_status fsdp_source_add_missing(fsdp_source *source, const char *name, size_
     if (may_lack(source, name, name_size))
         return keep(source, name, name_size, err);
     fsdp_printable(name, name_size, shown, sizeof shown);
-    return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' is incomplete: '%s' is not there%s%s%s, and --allow-missing does not "
-                     "match its name",
-                     source->path, file ? file : shown, file ? ", which holds '" : "",
-                     file ? shown : "", file ? "'" : "");
+    return fsdp_fail(
+        err, FSDP_ERR_DAMAGED,
+        "'%s' is incomplete: '%s' is missing%s%s%s, and --allow-missing does not match its name",
+        source->path, file ? file : shown, file ? ", which holds '" : "", file ? shown : "",
+        file ? "'" : "");
 }
 
 /* Marks an incomplete tensor as missing if the options allow that (*may_out). */
@@ -432,7 +432,7 @@ static fsdp_status place_chunks(fsdp_source *source, fsdp_error *err)
 fsdp_status fsdp_source_complete(fsdp_source *source, fsdp_error *err)
 {
     if (source->is_complete || source->chunk_count > UINT32_MAX)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a source that cannot be completed");
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the source cannot be completed");
     FSDP_TRY(place_chunks(source, err));
     for (size_t i = 0; i < source->tensor_count; i++)
         FSDP_TRY(complete_tensor(source, i, err));

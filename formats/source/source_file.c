@@ -382,7 +382,7 @@ fsdp_status fsdp_source_pread(const fsdp_source *source, int file, void *data, s
     /* the caller's const covers the catalog, not the set of open files */
     fsdp_source *owner = (fsdp_source *)(uintptr_t)source;
     if (file < 0 || file >= (int)source->file_count || offset < 0)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a read outside the files of a source");
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a read is outside the files of its source");
     fsdp_file *open = NULL;
     FSDP_TRY(fsdp_source_pin(owner, file, &open, err));
     fsdp_status status = fsdp_io_read(open, source->files[file].path, data, size, offset, err);

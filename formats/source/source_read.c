@@ -363,12 +363,13 @@ fsdp_status fsdp_source_read(fsdp_source *source, size_t number, const fsdp_box 
                              fsdp_source_reader *reader, fsdp_error *err)
 {
     if (!source->is_complete || number >= source->tensor_count)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a read from a source without that tensor");
+        return fsdp_fail(err, FSDP_ERR_INTERNAL,
+                         "a read asks for a tensor that its source does not have");
     const fsdp_source_tensor *tensor = &source->tensors[number];
     const chunk_order *order = &source->orders[number];
     fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
     if (!fsdp_box_contains(&whole, box))
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a read of a box outside of its tensor");
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a read asks for a box outside its tensor");
     if (fsdp_box_count(box) == 0)
         return FSDP_OK;
     bool reads = source->ops.reads ? source->ops.reads(source->state, number)

@@ -439,7 +439,7 @@ fsdp_status fsdp_source_stream_pread(fsdp_source *source, int number, void *data
                                      int64_t offset, fsdp_error *err)
 {
     if (number < 0 || number >= (int)source->stream_count)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a stream that was not added");
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a read asks for a stream that was not added");
     packed_stream *stream = source->streams[number];
     if (offset < 0 || offset > stream->where.size || (uint64_t)(stream->where.size - offset) < size)
         return fail_stream(source, stream, "are shorter than what is read from them", err);
@@ -559,7 +559,7 @@ fsdp_status fsdp_source_add_stream(fsdp_source *source, const fsdp_source_stream
                                    int *number_out, fsdp_error *err)
 {
     if (where->file < 0 || where->file >= (int)source->file_count)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a stream in a file that was not added");
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a stream is in a file that was not added");
     packed_stream *stream = fsdp_arena_alloc(&source->arena, 1, sizeof *stream);
     if (!stream || source->stream_count >= INT32_MAX ||
         !fsdp_grow(&source->streams, &source->stream_room, source->stream_count + 1,

@@ -12,7 +12,7 @@ static fsdp_status read_added(fsdp_source *source, const char *path, size_t most
     FSDP_TRY(fsdp_source_add_file(source, path, true, &number, err));
     const int64_t size = fsdp_source_file_size(source, (size_t)number);
     if ((uint64_t)size > most)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' has %lld bytes, at most %zu are read", path,
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' has %lld bytes, at most %zu are allowed", path,
                          (long long)size, most);
     char *data = fsdp_realloc(NULL, (size_t)size + 1, 1);
     if (!data)

@@ -310,11 +310,10 @@ fsdp_status fsdp_sentencepiece_read(const char *data, size_t size, const char *p
                                 .merges_spaces = true};
     FSDP_TRY(read_model(&from, most, out, err));
     if (out->unk < 0)
-        return fsdp_fail(
-            err, FSDP_ERR_DAMAGED,
-            "'%s' is not a model of SentencePiece: none of its %zu pieces is of the type "
-            "UNKNOWN",
-            path, out->count);
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' is not a model of SentencePiece: it has %zu pieces, but no piece "
+                         "has the type UNKNOWN",
+                         path, out->count);
     FSDP_TRY(settle_id(&from, out, "bos_id", 1, &out->bos, err));
     FSDP_TRY(settle_id(&from, out, "eos_id", 2, &out->eos, err));
     return settle_id(&from, out, "pad_id", -1, &out->pad, err);

@@ -88,7 +88,8 @@ static fsdp_status emit_value(value_resave *work, const fsdp_value *value, int d
 {
     const fsdp_value *per_rank = fsdp_value_per_rank(value);
     if (depth > FSDP_VALUE_DEPTH)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "a value nests more than %d deep", FSDP_VALUE_DEPTH);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "lists and dicts are nested more than %d deep",
+                         FSDP_VALUE_DEPTH);
     if (per_rank)
         return emit_per_rank(work, per_rank, depth, err);
     if (value->kind == FSDP_VALUE_TENSOR)

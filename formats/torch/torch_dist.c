@@ -21,13 +21,13 @@ static fsdp_status fail_part(const torch_archive *archive, const char *name, siz
     fsdp_printable(name, name_size, shown, sizeof shown);
     if (names.count > 0)
         fsdp_fail(err, FSDP_ERR_DAMAGED,
-                  "%s: tensor '%s' is spread over several files: give the pattern '%.*s%s', or the "
+                  "%s: tensor '%s' is spread over several files; give the pattern '%.*s%s', or the "
                   "directory of all ranks",
                   archive->where, shown, (int)(begin - archive->where - 1), archive->where + 1,
                   names.groups[0].pattern);
     else
         fsdp_fail(err, FSDP_ERR_DAMAGED,
-                  "%s: tensor '%s' is spread over several files: give the directory of all ranks, "
+                  "%s: tensor '%s' is spread over several files; give the directory of all ranks, "
                   "or a pattern with {r} for the rank",
                   archive->where, shown);
     rank_names_release(&names);

@@ -261,7 +261,7 @@ static fsdp_status load(legacy *file, fsdp_error *err)
     torch_archive *archive = file->archive;
     FSDP_TRY(small_pickle(file, is_magic, "the magic number is wrong", err));
     FSDP_TRY(small_pickle(file, is_protocol, "its protocol version is not 1001", err));
-    FSDP_TRY(small_pickle(file, is_dict, "there is no system information", err));
+    FSDP_TRY(small_pickle(file, is_dict, "the system information is missing", err));
     archive->data_offset = file->at;
     FSDP_TRY(next_pickle(file, &archive->data, &archive->pickle, err));
     FSDP_TRY(collect_storages(file, err));
@@ -687,7 +687,8 @@ static fsdp_status check_names(fsdp_source *source, const weight_map *map, const
         if (by_file(&map->items[i], file) == 0 && !found[i]) {
             char shown[200];
             return fsdp_fail(
-                err, FSDP_ERR_DAMAGED, "'%s/%s' does not hold '%s', although the index says so",
+                err, FSDP_ERR_DAMAGED,
+                "'%s/%s' does not hold '%s', but the index says that it does",
                 fsdp_source_path(source), file->file,
                 fsdp_printable(map->items[i].name, map->items[i].name_size, shown, sizeof shown));
         }

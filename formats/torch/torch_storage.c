@@ -28,7 +28,7 @@ static fsdp_status read_class(const torch_archive *archive, fsdp_node node, torc
     const fsdp_pickle_node *type = fsdp_pickle_at(&archive->pickle, node);
     bool is_untyped = type->known == FSDP_KNOWN_UNTYPED_STORAGE;
     if (type->kind != FSDP_NODE_GLOBAL || (!is_untyped && type->known != FSDP_KNOWN_TORCH_STORAGE))
-        return bad_id(archive, "names no storage class that is known", err);
+        return bad_id(archive, "names an unknown storage class", err);
     id->storage.dtype = is_untyped ? FSDP_U8 : (fsdp_dtype)type->count;
     id->element_size = fsdp_dtype_size(id->storage.dtype);
     if (id->storage.dtype == FSDP_DTYPE_NONE && type->as.global->name[0] == 'Q') /* quantized */
@@ -47,7 +47,7 @@ fsdp_status torch_read_storage_id(const torch_archive *archive, fsdp_node persis
     if (fsdp_pickle_at(pickle, parts)->kind != FSDP_NODE_TUPLE)
         return bad_id(archive, "is not a tuple", err);
     if (!fsdp_pickle_is_text(pickle, kind, "storage"))
-        return bad_id(archive, "is not of a storage", err);
+        return bad_id(archive, "does not name a storage", err);
     FSDP_TRY(read_class(archive, fsdp_pickle_element(pickle, parts, 1), id_out, err));
     const fsdp_pickle_node *key = fsdp_pickle_at(pickle, fsdp_pickle_element(pickle, parts, 2));
     if (key->kind != FSDP_NODE_STR || !key_is_clean(key->as.text, key->count))
@@ -63,7 +63,7 @@ fsdp_status torch_read_storage_id(const torch_archive *archive, fsdp_node persis
         return bad_id(archive, "has no count of elements", err);
     id_out->view = fsdp_pickle_element(pickle, parts, 5);
     if (fsdp_mul_overflow(id_out->elements, (int64_t)id_out->element_size, &id_out->storage.size))
-        return bad_id(archive, "counts more elements than there can be", err);
+        return bad_id(archive, "counts too many elements", err);
     return FSDP_OK;
 }
 

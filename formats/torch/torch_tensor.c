@@ -98,8 +98,9 @@ fsdp_status torch_read_sizes(const torch_archive *archive, fsdp_node node, const
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: the %s of a tensor are not a list",
                          archive->where, what);
     if (list->count > FSDP_MAX_DIMS)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: a tensor has %u dimensions, at most %d are read",
-                         archive->where, list->count, FSDP_MAX_DIMS);
+        return fsdp_fail(err, FSDP_ERR_LIMIT,
+                         "%s: a tensor has %u dimensions, at most %d are allowed", archive->where,
+                         list->count, FSDP_MAX_DIMS);
     for (uint32_t i = 0; i < list->count; i++)
         if (!fsdp_pickle_int(&archive->pickle, list->as.items[i], &sizes_out[i]) ||
             sizes_out[i] < 0)
@@ -235,7 +236,7 @@ static fsdp_status read_plain(const torch_archive *archive, const rebuild *at, t
     int64_t first;
     if (!fsdp_pickle_int(&archive->pickle, torch_element(archive, at->args, 1), &first) ||
         first < 0 || fsdp_mul_overflow(first, (int64_t)fsdp_dtype_size(tensor->dtype), &first))
-        return bad_tensor(archive, "has no place in its storage", err);
+        return bad_tensor(archive, "has no valid offset in its storage", err);
     FSDP_TRY(torch_read_sizes(archive, torch_element(archive, at->args, 2), "sizes", &tensor->ndim,
                               tensor->shape, err));
     FSDP_TRY(torch_check_shape(archive, tensor->ndim, tensor->shape, tensor->dtype, err));

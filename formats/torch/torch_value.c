@@ -33,7 +33,7 @@ fsdp_status torch_enter(torch_archive *archive, fsdp_node node, int depth, bool 
             return fsdp_fail_memory(err, "a walk through a pickle");
     }
     if (depth >= FSDP_PICKLE_DEPTH)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: containers are nested more than %d deep",
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: lists and dicts are nested more than %d deep",
                          archive->where, FSDP_PICKLE_DEPTH);
     FSDP_TRY(torch_count_work(archive, 1 + (int64_t)torch_node(archive, node)->count, err));
     *cycle_out = archive->marks[node] & TORCH_MARK_PATH;

@@ -68,9 +68,8 @@ static fsdp_status find_root(torch_zip *zip, fsdp_error *err)
     }
     if (find_record(zip, "constants.pkl"))
         return fsdp_fail(err, FSDP_ERR_REFUSED,
-                         "%s is a TorchScript archive, which is a program: load it with "
-                         "torch.jit.load and save its state_dict() with "
-                         "torch.save instead",
+                         "%s is a TorchScript archive, which is a program; load it with "
+                         "torch.jit.load and save its state_dict() with torch.save instead",
                          zip->archive->where);
     return FSDP_OK;
 }
@@ -82,12 +81,11 @@ static fsdp_status check_packing(const torch_zip *zip, fsdp_error *err)
     for (size_t i = 0; i < fsdp_zip_count(zip->zip); i++) {
         const fsdp_zip_entry *entry = fsdp_zip_at(zip->zip, i);
         if (entry->is_deflated && strncmp(entry->name + zip->root_size, "code/", 5) != 0)
-            return fsdp_fail(
-                err, FSDP_ERR_REFUSED,
-                "%s: record '%s' is deflated, which torch.save never does: load the file with "
-                "torch.load and save it again",
-                zip->archive->where,
-                fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
+            return fsdp_fail(err, FSDP_ERR_REFUSED,
+                             "%s: record '%s' is deflated, which torch.save never does; load the "
+                             "file with torch.load and save it again",
+                             zip->archive->where,
+                             fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
     }
     return FSDP_OK;
 }
@@ -113,8 +111,7 @@ static fsdp_status check_version(torch_zip *zip, fsdp_error *err)
     if (version > NEWEST)
         return fsdp_fail(
             err, FSDP_ERR_NOT_FOUND,
-            "%s: its version is %ld, and versions up to %d are known: a newer fsdp may "
-            "read it",
+            "%s: its version is %ld, but this fsdp reads versions up to %d; use a newer fsdp",
             zip->archive->where, version, NEWEST);
     return FSDP_OK;
 }
@@ -141,7 +138,7 @@ static fsdp_status read_pickle(torch_zip *zip, fsdp_error *err)
     const fsdp_zip_entry *entry = find_record(zip, "data.pkl");
     if (!entry)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                         "%s: the zip archive has no data.pkl: if it is a packed directory, unpack "
+                         "%s: the zip archive has no data.pkl; if it is a packed directory, unpack "
                          "it first with unzip %s, and name the unpacked files",
                          archive->where, archive->where);
     FSDP_TRY(fsdp_zip_read(zip->zip, entry, PICKLE_LIMIT, &archive->data, err));
@@ -165,7 +162,7 @@ static fsdp_status place_storage(void *context, const torch_storage_id *id, torc
     const fsdp_zip_entry *entry = fsdp_zip_find(zip->zip, zip->name.data, zip->name.size);
     fsdp_printable(id->key, id->key_size, shown, sizeof shown);
     if (!entry)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: there is no record 'data/%s'",
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: record 'data/%s' is missing",
                          zip->archive->where, shown);
     if (id->element_size > 0 && entry->size != storage->size)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,

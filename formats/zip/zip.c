@@ -197,7 +197,7 @@ static fsdp_status find_end(fsdp_zip *zip, int64_t *place_out, fsdp_error *err)
                 return FSDP_OK;
             }
     }
-    return refuse(zip, FSDP_ERR_DAMAGED, "has no end record: it is cut off, or no zip archive",
+    return refuse(zip, FSDP_ERR_DAMAGED, "has no end record: it is cut off, or not a zip archive",
                   err);
 }
 
@@ -392,10 +392,11 @@ static fsdp_status check_name(const fsdp_zip *zip, const central *item, fsdp_err
     enum { KIND_MASK = 0170000, KIND_FILE = 0100000, KIND_FOLDER = 0040000, DOS_FOLDER = 0x10 };
     uint32_t kind = item->kind & KIND_MASK;
     if (kind != 0 && kind != KIND_FILE && !(kind == KIND_FOLDER && is_folder(item)))
-        return refuse_entry(zip, item, FSDP_ERR_REFUSED, "is no regular file", err);
+        return refuse_entry(zip, item, FSDP_ERR_REFUSED, "is not a regular file", err);
     if ((item->dos_kind & DOS_FOLDER) &&
         !is_folder(item)) /* PyTorch reads nothing, NumPy reads it */
-        return refuse_entry(zip, item, FSDP_ERR_REFUSED, "is a file and marked as a folder", err);
+        return refuse_entry(zip, item, FSDP_ERR_REFUSED, "is a file but is marked as a folder",
+                            err);
     if (memchr(item->entry.name, '\0',
                item->entry.name_size)) /* Python's zipfile ends names there */
         return refuse_entry(zip, item, FSDP_ERR_REFUSED, "has a name with a zero byte", err);

@@ -133,7 +133,7 @@ fsdp_status fsdp_zip_read(const fsdp_zip *zip, const fsdp_zip_entry *entry, size
     if ((uint64_t)entry->size > max_size) {
         char name[200];
         return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "'%s': record '%s' has %lld bytes, at most %zu are read",
+                         "'%s': record '%s' has %lld bytes, at most %zu are allowed",
                          fsdp_zip_input_of(zip)->path,
                          fsdp_printable(entry->name, entry->name_size, name, sizeof name),
                          (long long)entry->size, max_size);

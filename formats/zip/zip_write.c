@@ -71,7 +71,7 @@ fsdp_status fsdp_zip_place(fsdp_zip_record *record, int64_t *place, fsdp_error *
     record->header = *place;
     int64_t start = LOCAL_BYTES + (int64_t)strlen(record->name) + EXTRA_BYTES + wide_extra(record);
     if (*place < 0 || *place > archive_most || record->size > archive_most)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "an archive would have over 2^62 bytes");
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "the archive would have over 2^62 bytes");
     start += *place;
     record->data = (start + FSDP_ZIP_ALIGNMENT - 1) / FSDP_ZIP_ALIGNMENT * FSDP_ZIP_ALIGNMENT;
     *place = fsdp_zip_record_end(record);

@@ -139,7 +139,7 @@ def check_universal_refused(folder):
     source = GOLDEN / "zero2-w2-nofrozen" / "data"
     cases = {("--only", "model"): "has no optimizer state",
              ("--rename", "s/^gain$/a\\/b/"): "'a/b': DeepSpeed needs a folder of its name",
-             ("--rename", "s/^gain$/g/"): "it is not the optim.state.NAME.KEY of a weight NAME",
+             ("--rename", "s/^gain$/g/"): "DeepSpeed finds the states of a weight NAME as optim.state.NAME.KEY",
              ("--rename", "s/state.gain.exp_avg$/state.gain.fp32/"): "DeepSpeed needs a file of its key",
              ("--rename", "s/^global_steps$/module/"): "'module': DeepSpeed has a member of that name"}
     for number, (options, why) in enumerate(cases.items()):
@@ -457,9 +457,9 @@ def contradictions():
     yield "another stage", changed(2, 1, lambda optim: optim.update(zero_stage=1)), DAMAGED, "zero_stage is 2"
     yield "another count of partitions", changed(2, 1, lambda optim: optim.update(partition_count=2)), \
         DAMAGED, "partition_count is [2], and"
-    yield "one rank twice", twice(3, *ranks), DAMAGED, f"{ranks[1]}' have the same masters and moments"
+    yield "one rank twice", twice(3, *ranks), DAMAGED, f"{ranks[1]}' have the same master weights and moments"
     yield "one model file twice", twice(3, *models), DAMAGED, f"{models[1]}' have the same frozen weights"
-    yield "one rank of stage 2 twice", twice(2, *ranks), DAMAGED, "'w' of its module is not the one of"
+    yield "one rank of stage 2 twice", twice(2, *ranks), DAMAGED, "'w' of its module differs from that of"
     weight = made.tensor([9.0] * 15, (3, 5), "e")
     yield ("a module of another step", with_model(2, module=made.OrderedDict(w=weight)), DAMAGED,
            "rounded to f16")
@@ -467,10 +467,10 @@ def contradictions():
            f"stage 3, such as '{models[1]}'")
     yield "ranks of another world", with_model(2, dp_world_size=8), DAMAGED, "dp_world_size is 8, and"
     yield ("a layer of another step", in_files({"layer_03-model_states.pt": {"w": weight}}), DAMAGED,
-           "layer_03-model_states.pt': the weight '3.w' of its module is not the one of")
+           "layer_03-model_states.pt': the weight '3.w' of its module differs from that of")
     expert = "layer_0_expert_0_mp_rank_00_model_states.pt"
     yield ("an expert of another step", in_files({expert: {"3.w": weight}}), DAMAGED,
-           f"{expert}': the weight '3.w' of its module is not the one of")
+           f"{expert}': the weight '3.w' of its module differs from that of")
     yield ("an expert of another shape", in_files({expert: {"3.w": made.tensor([1.0], (1,), "e")}}), DAMAGED,
            f"{expert}': the weight '3.w'")
     both = {expert: {"3.w": weight}, expert.replace("expert_0", "expert_1"): {"3.w": weight}}
@@ -498,14 +498,14 @@ def universal_contradictions():
     """Universal checkpoints whose folders are not those of their model files."""
     whole, name = {"param": made.tensor([1.0] * 15, (5, 3))}, made.model_name(0, 2)
     yield ("another shape than param_shapes", universal(2, "zero/w/fp32.pt", whole), DAMAGED,
-           "zero/w/fp32.pt' has the shape [5, 3], and param_shapes of ")
+           "zero/w/fp32.pt' has the shape [5, 3], but param_shapes of ")
     yield ("another number of dims", universal(2, "zero/w/fp32.pt", {"param": made.tensor([1.0] * 15)}),
-           DAMAGED, "has the shape [15], and param_shapes")
+           DAMAGED, "has the shape [15], but param_shapes")
     extra = universal(2, "zero/x/fp32.pt", whole)
-    yield "a parameter of no model", extra, DAMAGED, "zero/x' is a parameter that neither"
+    yield "a parameter of no model", extra, DAMAGED, "zero/x' is a parameter, but neither"
     both = extra | {made.model_name(0, 3): made.model(0, 3)}
     yield ("a trained parameter of no model", both | {"zero/x/exp_avg.pt": whole}, DAMAGED,
-           "zero/x' is a parameter that neither")
+           "zero/x' is a parameter, but neither")
     yield "parts of other shapes", with_parallel((6, 10), (3, 5)), DAMAGED, "has the shape [6, 10]"
     yield "parts of pipelines alone", with_parallel((6, 5), (3, 5), ranks=1), DAMAGED, "has the shape [6, 5]"
     yield "fewer rows than a part", with_parallel((2, 5), (3, 5)), DAMAGED, "has the shape [2, 5]"

@@ -195,7 +195,7 @@ def records(folder):
     for version in ("", "0\n", "-3\n", "three\n", "3 4\n", "3\0"):
         expect(DAMAGED, f"version {version!r}", "is not a number", version=version)
     for version in ("11\n", "9" * 60):
-        expect(UNKNOWN, f"version {version!r}", "a newer fsdp may read it", version=version)
+        expect(UNKNOWN, f"version {version!r}", "use a newer fsdp", version=version)
 
 
 def main():

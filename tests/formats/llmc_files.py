@@ -86,7 +86,7 @@ def refused(folder):
     for what, data in cases.items():
         path.write_bytes(data)
         ran = list_path(path)
-        said = {"no layers": "num_layers of an llm.c model is 0"}.get(what, "")
+        said = {"no layers": "num_layers of an llm.c model cannot be 0"}.get(what, "")
         check(ran.returncode == 4 and said in ran.stderr, f"{what}: {ran.returncode} {ran.stderr}")
 
 

@@ -215,17 +215,17 @@ def meshes():
     holds("nested sizes", nested, whole)
     fails("another coordinate", DAMAGED, "is not at the coordinate",
           [{"x": half(r, old_mesh([0, 1], (2,), _coordinate_on_dim=[0]))} for r in range(2)])
-    fails("another rank", DAMAGED, "by its contents",
+    fails("another rank", DAMAGED, "the contents of rank",
           [{"x": half(r, old_mesh([0, 1], (2,), _rank=0))} for r in range(2)])
-    fails("not in the mesh", DAMAGED, "not in",
+    fails("not in the mesh", DAMAGED, "without this rank",
           [{"x": half(r, old_mesh([0, 2], (2,)))} for r in range(2)])
     fails("overlapping strides", DAMAGED, "overlap",
           [{"x": half(r, layout_mesh([0, 1, 2], (2, 2), (1, 1)))} for r in range(2)])
     fails("beyond the list", DAMAGED, "list of ranks",
           [{"x": half(r, layout_mesh([0, 1], (4,), (1,)))} for r in range(2)])
-    fails("a large mesh", DAMAGED, "cannot be",
+    fails("a large mesh", DAMAGED, "impossible sizes",
           [{"x": half(r, layout_mesh([0, 1], (1 << 60,), (1,)))} for r in range(2)])
-    fails("negative ranks", DAMAGED, "cannot be", [{"x": half(r, old_mesh([r, -7], (2,)))} for r in range(2)])
+    fails("negative ranks", DAMAGED, "an impossible rank", [{"x": half(r, old_mesh([r, -7], (2,)))} for r in range(2)])
     fails("no mesh", DAMAGED, "no list of ranks", [{"x": half(r, None)} for r in range(2)])
     fails("17 dims", LIMIT, "dims", [{"x": half(0, old_mesh([0], (1,) * 17))}])
 
@@ -243,18 +243,18 @@ def placements():
     fails("a negative dim", DAMAGED, "cuts dim -1", one((new(Shard, dim=-1),)))
     fails("no dim", DAMAGED, "cuts dim", one((new(Shard),)))
     fails("too many placements", DAMAGED, "one placement per", one((new(Replicate),) * 2))
-    fails("an unknown placement", REFUSED, "not known", one((new(Mesh),)))
-    fails("another shape", DAMAGED, "whose shape is not the one", one((new(Shard, dim=0),)))
+    fails("an unknown placement", REFUSED, "is unknown", one((new(Mesh),)))
+    fails("another shape", DAMAGED, "whose shape does not fit", one((new(Shard, dim=0),)))
     fails("no split factor", DAMAGED, "split factor", one((new(Strided, dim=0),)))
     fails("a split factor of 0", DAMAGED, "split factor", one((new(Strided, dim=0, split_factor=0),)))
-    fails("a huge split factor", DAMAGED, "whose shape is not the one",
+    fails("a huge split factor", DAMAGED, "whose shape does not fit",
           one((new(Strided, dim=0, split_factor=1 << 62),)))
     nothing = (new(Order, (0, (0,))),)
     fails("an order of nothing", DAMAGED, "shard order", one((new(Replicate),), shard_order=nothing))
     fails("an order without all", DAMAGED, "leaves out", one((new(Shard, dim=0),), shard_order=()))
     split = (new(Strided, dim=0, split_factor=1 << 39),)
     many = dtensor((1 << 40,), mesh, split, tensor([0.0], (1 << 39,), strides=(0,)))
-    fails("many runs", DAMAGED, "whose shape is not the one", [{"x": many}, {"x": many}])
+    fails("many runs", DAMAGED, "whose shape does not fit", [{"x": many}, {"x": many}])
 
     square = [[0, 1], [2, 3]]
     for first in (0, 1):  # the mesh dim that cuts first

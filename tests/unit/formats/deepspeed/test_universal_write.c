@@ -223,13 +223,13 @@ Test(universal_write, a_state_that_deepspeed_cannot_hold_is_refused)
     expect_refused("of a weight NAME");
     entries[STEP] = tensor("optim.state.head.w.exp_avg", FSDP_F32, 2, shape);
     entries[STEP].is_optim = true;
-    expect_refused("another name of the same weight has states");
+    expect_refused("another name of the same weight also has states");
     entries[MOMENT].name = long_key;
     entries[MOMENT].name_size = sizeof long_key - 1;
-    expect_refused("a file of its key");
+    expect_refused("a file with the name of its key");
     entries[W].name = "..";
     entries[W].name_size = 2;
-    expect_refused("a folder of its name");
+    expect_refused("a folder with its name");
     entries[RATE] = value("optim.param_groups.w.lr", &rate);
     expect_refused("not a list of groups");
     entries[MOMENT].is_optim = entries[STEP].is_optim = false;

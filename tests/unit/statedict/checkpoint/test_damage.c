@@ -686,13 +686,13 @@ Test(damage, a_view_that_is_not_the_checkpoints_own_is_found_by_deep_verificatio
     for (size_t at = 0; at < view.size; at += view.size / 7 + 1) {
         view.data[at] ^= 4;
         spoil_write(spoil_path("v/index.h5"), view.data, view.size);
-        expect_view_fault("is not the one");
+        expect_view_fault("does not belong to this checkpoint");
         view.data[at] ^= 4;
     }
     spoil_write(spoil_path("v/index.h5"), view.data, view.size - 1);
-    expect_view_fault("is not the one");
+    expect_view_fault("does not belong to this checkpoint");
     spoil_write(spoil_path("v/index.h5"), view.data, 0);
-    expect_view_fault("is not the one");
+    expect_view_fault("does not belong to this checkpoint");
     free(view.data);
     cr_assert_eq(unlink(spoil_path("v/index.h5")), 0);
     expect_view_fault(NULL); /* a checkpoint may do without */
