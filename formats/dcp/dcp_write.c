@@ -658,7 +658,7 @@ static fsdp_status place_item(dcp_plan *plan, dcp_written *item, int rank, int64
     return FSDP_OK;
 }
 
-/* A blob is stored as an item, which dcp_read.c opens as a zip: a legacy torch.save file is none. */
+/* A blob is stored as an item, which dcp_read.c opens as a zip: a legacy torch.save file is not one. */
 static fsdp_status place_blob(dcp_plan *plan, size_t i, const fsdp_value *value, fsdp_error *err)
 {
     size_t size = value->as.bytes.size;

@@ -371,7 +371,7 @@ static fsdp_status place_param(planning *work, size_t i, fsdp_error *err)
     size_t file = 0;
     if (!may_be_folder(shown->name, shown->name_size))
         return refuse(shown,
-                      "DeepSpeed needs a folder with its name, but no folder can have that name; "
+                      "DeepSpeed needs a folder with its name, which is not a valid folder name; "
                       "rename it with --rename",
                       err);
     FSDP_TRY(add_folder(plan, shown, err));
@@ -445,8 +445,8 @@ static fsdp_status place_state(planning *work, size_t i, fsdp_error *err)
     bool is_step = fsdp_bytes_are(kind.text, kind.size, "step") && entry->ndim == 0;
     if (!is_step && !may_be_file(kind))
         return refuse(entry,
-                      "DeepSpeed needs a file with the name of its key, but no file can have that "
-                      "name; rename it with --rename",
+                      "DeepSpeed needs a file with the name of its key, which is invalid or taken; "
+                      "rename it with --rename",
                       err);
     if (!is_step && !is_of_shape(entry, param))
         return refuse(entry, "DeepSpeed keeps only states that have the shape of their parameter",

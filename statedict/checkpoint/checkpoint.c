@@ -120,7 +120,7 @@ fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint,
     if (!same_box(stored, promised->box) || stored->dtype != tensor->dtype ||
         stored->name_size != tensor->name_size ||
         memcmp(stored->name, tensor->name, tensor->name_size) != 0)
-        return disagree(reader, tensor, "holds another box than the manifest says", err);
+        return disagree(reader, tensor, "holds a different box than the manifest lists", err);
     *stored_out = stored;
     *reader_out = reader;
     return FSDP_OK;
@@ -223,10 +223,11 @@ static fsdp_status check_world(const fsdp_checkpoint *checkpoint, fsdp_error *er
     if (manifest->kind != FSDP_FULL ||
         manifest->world <= manifest->files[0].index_size / FSDP_SHARD_INDEX_LEAST)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s/%s' is damaged: an index of %lld bytes does not fit what %d ranks wrote",
-                     checkpoint->path, FSDP_MANIFEST_NAME, (long long)manifest->files[0].index_size,
-                     manifest->world);
+    return fsdp_fail(
+        err, FSDP_ERR_DAMAGED,
+        "'%s/%s' is damaged: its index of %lld bytes does not fit the boxes of %d ranks",
+        checkpoint->path, FSDP_MANIFEST_NAME, (long long)manifest->files[0].index_size,
+        manifest->world);
 }
 
 /* --- large values --- */
@@ -541,11 +542,11 @@ static fsdp_status open_either(fsdp_io *io, const char *path, const fsdp_open_op
     if (named ? !format || format->reader : fsdp_path_is_foreign(io, path))
         return fsdp_foreign_open(io, path, opts, model, checkpoint_out, err);
     if (opts && opts->void_as)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, but '%s' is fsdp",
-                         path);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "--void-as is for npy and npz, but '%s' is fsdp; leave it out", path);
     if (model)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "--like is for rank files of FSDP1, but '%s' is fsdp: leave it out", path);
+                         "--like is for rank files of FSDP1, but '%s' is fsdp; leave it out", path);
     return open_checkpoint(io, path, opts, true, checkpoint_out, err);
 }
 

@@ -374,7 +374,7 @@ static fsdp_status look_at(digest_job *job, const fsdp_listed_file *file, fsdp_f
     } else if (result < 0) {
         st = fsdp_fail_errno(err, -result, "cannot stat '%s'", path);
     } else if (info.kind != FSDP_FILE_REGULAR || info.size != file->size) {
-        snprintf(what, sizeof what, "has %lld bytes, and not the %lld that are listed in",
+        snprintf(what, sizeof what, "has %lld bytes, but not the %lld that are listed in",
                  (long long)info.size, (long long)file->size);
         report_file(job, file, path, what);
     } else {

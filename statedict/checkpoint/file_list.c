@@ -47,7 +47,7 @@ static fsdp_status add_directory(const tree_walk *walk, const char *path, int de
 {
     fsdp_io_names names;
     if (depth == DEEPEST)
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s': folders nested deeper than %d", path,
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s': folders are nested more than %d deep", path,
                          DEEPEST);
     FSDP_TRY(fsdp_io_list_names(walk->list->io, path, walk->wanted, NULL, &names, err));
     fsdp_status st = FSDP_OK;

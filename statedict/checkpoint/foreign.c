@@ -67,7 +67,7 @@ static fsdp_status check(void *context, fsdp_error *err)
              fsdp_filter_selects(shapes->may_lack, entry->name, entry->name_size)))
             continue;
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' of --like has a tensor '%s' that the files of the ranks lack: name "
+                         "'%s' of --like has a tensor '%s' that the files of the ranks lack; name "
                          "the model that was saved, or accept it with --allow-missing",
                          shapes->model.path,
                          fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
@@ -670,10 +670,11 @@ static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path,
     const fsdp_format *format = fsdp_format_from(fsdp_source_format(checkpoint->source));
     if (model && !format->caps.takes_model)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "--like is for rank files of FSDP1, but '%s' is %s: leave it out", path,
+                         "--like is for rank files of FSDP1, but '%s' is %s; leave it out", path,
                          format->name);
     if (opts.void_as && !format->caps.takes_void)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "--void-as is for npy and npz, but '%s' is %s", path,
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "--void-as is for npy and npz, but '%s' is %s; leave it out", path,
                          format->name);
     const char *carried = fsdp_source_extra(checkpoint->source, "carried");
     if (carried) {

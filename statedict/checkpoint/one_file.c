@@ -108,7 +108,7 @@ static fsdp_status check_file(const one_file *one, fsdp_manifest *manifest, fsdp
     if (manifest->files[0].size != one->text_at)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' is damaged: its manifest begins at byte %" PRId64
-                         ", it says that %" PRId64 " stand before it",
+                         ", but says that %" PRId64 " bytes precede it",
                          one->path, one->text_at, manifest->files[0].size);
     manifest->files[0].size = one->size;
     return FSDP_OK;

@@ -758,10 +758,10 @@ static fsdp_status report_view(verify_job *job, bool there, fsdp_error *err)
     if (!there && mappings > FSDP_VIEW_MAPPINGS)
         return FSDP_OK;
     snprintf(text, sizeof text, "%s/" FSDP_VIEW_NAME ": %s", job->checkpoint->path,
-             there ? "the view is not the one that belongs to this checkpoint; the data is not "
-                     "affected, fsdp-verify --repair makes a new one"
-                   : "there is no view, by which other programs see whole tensors, unless it was "
-                     "left out on purpose; fsdp-verify --repair makes one");
+             there ? "the view does not belong to this checkpoint; the data is not affected; make "
+                     "a new view with fsdp-verify --repair"
+                   : "the view is missing, which shows whole tensors to other programs; unless it "
+                     "was left out on purpose, make one with fsdp-verify --repair");
     if (there)
         report(job, FSDP_VIEW_NAME, "", -1, text);
     else
@@ -831,7 +831,7 @@ static fsdp_status verify_coverage(verify_job *job, fsdp_error *err)
                       : 0;
     if (manifest->kind != FSDP_LOCAL && stored != cover.boxes)
         report(job, manifest_name(job), "", -1,
-               "the shard files hold boxes that the manifest does not know");
+               "the shard files hold boxes that the manifest does not list");
     return FSDP_OK;
 }
 

@@ -162,9 +162,8 @@ static fsdp_status view_write_as(const fsdp_view_opts *opts, const char *path, b
     FSDP_TRY(fsdp_view_mappings(opts->manifest, opts->owners, &mappings, err));
     if (mappings > FSDP_VIEW_MAPPINGS) {
         fsdp_notice(opts->watch,
-                    "no " FSDP_VIEW_NAME
-                    ": it would need %lld mappings, more than %d; convert to kind "
-                    "full for other programs",
+                    FSDP_VIEW_NAME " is not written: it would need %lld mappings, more than %d; "
+                                   "convert to kind full for other programs",
                     (long long)mappings, FSDP_VIEW_MAPPINGS);
         return FSDP_OK;
     }

@@ -123,16 +123,16 @@ static fsdp_status require_only_ours(fsdp_io *io, const char *dir, fsdp_error *e
     char *foreign = NULL;
     FSDP_TRY(fsdp_manifest_is_ours(io, dir, &ours, err));
     if (!ours)
-        return fsdp_fail(
-            err, FSDP_ERR_EXISTS,
-            "'%s' exists and is not a checkpoint; it is not overwritten, remove it first", dir);
+        return fsdp_fail(err, FSDP_ERR_EXISTS,
+                         "cannot overwrite '%s': it is not a checkpoint; move it away first", dir);
     int result = io->ops->list(io, dir, take_foreign_name, &foreign);
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot list '%s'", dir);
     if (!foreign)
         return FSDP_OK;
     fsdp_fail(err, FSDP_ERR_EXISTS,
-              "'%s' also holds '%s', which does not belong to the checkpoint; move that away first",
+              "cannot overwrite '%s': it also holds '%s', which does not belong to the checkpoint; "
+              "move that away first",
               dir, foreign);
     fsdp_free(foreign);
     return FSDP_ERR_EXISTS;
@@ -178,11 +178,11 @@ static fsdp_status check_set_aside(fsdp_io *io, const char *dir, bool overwrite,
     char *old;
     if (!fsdp_replaced_find(io, dir, &old))
         return FSDP_OK;
-    fsdp_status status = overwrite ? require_only_ours(io, old, err)
-                                   : fsdp_fail(err, FSDP_ERR_EXISTS,
-                                               "'%s' was being overwritten when the process was "
-                                               "interrupted; '%s' is the old checkpoint",
-                                               dir, old);
+    fsdp_status status =
+        overwrite ? require_only_ours(io, old, err)
+                  : fsdp_fail(err, FSDP_ERR_EXISTS,
+                              "the overwrite of '%s' was interrupted; '%s' is the old checkpoint",
+                              dir, old);
     fsdp_free(old);
     return status;
 }
@@ -192,13 +192,13 @@ static fsdp_status check_overwrite(fsdp_io *io, const char *dir, fsdp_error *err
     int64_t step;
     if (fsdp_dir_is_step(dir, &step))
         return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' is a step of a run, and steps are never overwritten; save under "
-                         "another name, or remove it first",
+                         "cannot overwrite '%s': it is a step of a run, and steps are never "
+                         "overwritten; save under another name, or remove it first",
                          dir);
     if (is_link(io, dir))
         return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' is a symbolic link, which is not followed to overwrite; name its "
-                         "target, or remove it",
+                         "cannot overwrite '%s': it is a symbolic link, which is not followed; "
+                         "name its target, or remove it",
                          dir);
     return require_only_ours(io, dir, err);
 }
@@ -453,7 +453,7 @@ static void report_aside(const char *target, const char *old, fsdp_error *err)
     if (!err)
         return;
     fsdp_error why = *err;
-    fsdp_fail(err, why.status, "%s; the old '%s' is '%s': rename it back", why.text, target, old);
+    fsdp_fail(err, why.status, "%s; the old '%s' is '%s'; rename it back", why.text, target, old);
     err->errnum = why.errnum;
 }
 

@@ -113,7 +113,7 @@ static void report_leftovers(const fsdp_error *why, fsdp_error *err)
     if (!err || err->status == FSDP_OK)
         return;
     fsdp_error found = *err;
-    fsdp_fail(err, found.status, "%s; %s: remove it", found.text, why->text);
+    fsdp_fail(err, found.status, "%s; %s; remove it", found.text, why->text);
     err->errnum = found.errnum;
 }
 

@@ -98,12 +98,13 @@ void fsdp_resume_notify(const fsdp_watch *watch, const char *staging)
     if (staging)
         fsdp_notice(watch, "resuming '%s'", staging);
     else
-        fsdp_notice(watch, "no interrupted conversion of this plan was found: starting anew");
+        fsdp_notice(
+            watch, "no interrupted conversion of this plan was found; starting from the beginning");
 }
 
 void fsdp_resume_notify_kept(const fsdp_watch *watch, int64_t bytes)
 {
-    fsdp_notice(watch, "%" PRId64 " bytes were there already and were not written again", bytes);
+    fsdp_notice(watch, "%" PRId64 " bytes existed already and were not written again", bytes);
 }
 
 /* --- space of the resumed files --------------------------------------------------------------- */

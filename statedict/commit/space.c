@@ -90,14 +90,14 @@ static fsdp_status check_room(const char *dir, const fsdp_space *space, int64_t 
 {
     if (wanted > space->free_bytes)
         return fsdp_fail(err, FSDP_ERR_NO_SPACE,
-                         "'%s' needs about %lld bytes%s, and its file system has %lld free: free "
+                         "'%s' needs about %lld bytes%s, and its file system has %lld free; free "
                          "some space there, or save to another file system",
-                         dir, (long long)wanted, is_exact ? "" : ", a tenth to spare included",
+                         dir, (long long)wanted, is_exact ? "" : ", including a tenth to spare",
                          (long long)space->free_bytes);
     if (files > space->free_files)
         return fsdp_fail(err, FSDP_ERR_NO_SPACE,
-                         "'%s' needs %lld files and its file system can take %lld; remove some, or "
-                         "save to another file system",
+                         "'%s' needs %lld files, but its file system can take %lld; remove some, "
+                         "or save to another file system",
                          dir, (long long)files, (long long)space->free_files);
     return FSDP_OK;
 }

@@ -99,7 +99,7 @@ static fsdp_status fail_code(const code_list *list, fsdp_error *err)
         fsdp_text_addf(&text, "; copy with --opaque copy");
     else
         fsdp_text_addf(&text,
-                       "; there is no tensor to convert: fsdp-ls lists what the source holds");
+                       "; there is no tensor to convert; list what the source holds with fsdp-ls");
     if (!list->has_tensors && fsdp_selection_has_weights(list->selection, list->sd))
         fsdp_text_addf(&text, "; leave out with --drop opaque");
     fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")

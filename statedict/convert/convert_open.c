@@ -53,5 +53,5 @@ fsdp_status fsdp_convert_open(const char *from, const fsdp_convert_opts *opts,
         return FSDP_OK;
     fsdp_checkpoint_close(*checkpoint_out);
     *checkpoint_out = NULL;
-    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' lacks all files with data", from);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "all files of '%s' that hold data are missing", from);
 }

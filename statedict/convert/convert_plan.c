@@ -330,11 +330,11 @@ static fsdp_status encode_blocks(convert_stages *stages, fsdp_checkpoint **from,
     if (blocks && !fsdp_blocks_can_encode(blocks))
         return fsdp_fail(
             err, FSDP_ERR_USAGE,
-            "blocks of %s can be read and copied, but not made; q8_0 and q4_0 can be made, "
-            "and llama-quantize of llama.cpp makes others from a GGUF file in bf16",
+            "cannot make blocks of %s: they can only be read and copied; use q8_0 or q4_0, or make "
+            "them with llama-quantize of llama.cpp from a GGUF file in bf16",
             dtype);
     if (blocks && !job->format->writer->holds_dtype(blocks))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s holds no blocks of %s; --to gguf does",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot hold blocks of %s; use --to gguf",
                          job->format->name, dtype);
     return fit_types(stages, blocks, from, text, err);
 }
@@ -519,13 +519,15 @@ static fsdp_status check_ranks(const convert_job *job, fsdp_error *err)
                          opts->world, opts->shard_dim);
     bool has_dim = job->format->writer->ops && opts->shard_dim > 0;
     if (!job->format->caps.sharded && (opts->world > 1 || opts->mesh || has_dim))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "format %s has no ranks: no world size, no mesh%s",
-                         job->format->name, job->format->writer->ops ? ", no sharding dim" : "");
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE, "format %s has no ranks; leave out the world size and the mesh%s",
+            job->format->name, job->format->writer->ops ? ", and the sharding dim" : "");
     if (job->kind == FSDP_FULL && opts->world > 1)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "a full checkpoint is one file; it has no world size of %d", opts->world);
+                         "a full checkpoint is one file: it cannot have a world size of %d",
+                         opts->world);
     if (opts->mesh && opts->world > 0 && fsdp_mesh_size(opts->mesh) != opts->world)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh has %lld ranks, the world %d",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh has %lld ranks, but the world has %d",
                          (long long)fsdp_mesh_size(opts->mesh), opts->world);
     return FSDP_OK;
 }
@@ -616,8 +618,9 @@ static fsdp_status check_chunk(int64_t chunk, fsdp_error *err)
 {
     if (chunk == 0 || (chunk >= CHUNK_LEAST && chunk <= FSDP_CHUNK_BYTES))
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "chunks of %" PRId64 " bytes: %d to %d are allowed",
-                     chunk, (int)CHUNK_LEAST, (int)FSDP_CHUNK_BYTES);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "chunks cannot have %" PRId64 " bytes; %d to %d are allowed", chunk,
+                     (int)CHUNK_LEAST, (int)FSDP_CHUNK_BYTES);
 }
 
 /* --- select ----------------------------------------------------------------------------------- */
@@ -841,7 +844,7 @@ static fsdp_status check_memory(const convert_job *job, const fsdp_convert_plan 
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_LIMIT,
                      "converting %zu entries into %d files takes %" PRId64
-                     " MiB of memory: allow %" PRId64 "M or more",
+                     " MiB of memory; allow %" PRId64 "M or more",
                      fsdp_sd_count(job->sd), job->file_count, (plan->peak_memory + unit - 1) / unit,
                      (wanted + unit - 1) / unit);
 }

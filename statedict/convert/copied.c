@@ -377,7 +377,7 @@ static fsdp_status add_beside(fsdp_io *io, const fsdp_convert_opts *opts, const 
     FSDP_TRY(fsdp_source_create(io, dir, "files", &copies->source, err));
     if (add_files(copies, io, &found, &why) == FSDP_OK && read_config(copies, &why) == FSDP_OK)
         return make_record(copies, err);
-    fsdp_notice(&opts->watch, "what lies beside the weights in '%s' cannot be copied: %s", dir,
+    fsdp_notice(&opts->watch, "cannot copy the files next to the weights in '%s': %s", dir,
                 why.text);
     copies->count = carried;
     copies->config = NULL;
@@ -457,8 +457,8 @@ static fsdp_status check_tied(const fsdp_copies *copies, const fsdp_convert_opts
     char one[160], other[160];
     if (copies->tied == 1 && opts->tied != FSDP_TIED_KEEP && embedding && head)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' says tie_word_embeddings true, but '%s' is not equal to '%s'; "
-                         "--tied keep writes both nevertheless",
+                         "'%s' says tie_word_embeddings true, but '%s' is not equal to '%s'; use "
+                         "--tied keep to write both",
                          path_of(copies, find_config(copies)),
                          shown(head->name, head->name_size, one),
                          shown(embedding->name, embedding->name_size, other));
@@ -467,7 +467,7 @@ static fsdp_status check_tied(const fsdp_copies *copies, const fsdp_convert_opts
         if (fsdp_name_is_head(tie->dropped, tie->dropped_size))
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "'%s' says tie_word_embeddings false, but '%s' would be left out as "
-                             "another name of '%s'; --tied keep writes both",
+                             "another name of '%s'; use --tied keep to write both",
                              path_of(copies, find_config(copies)),
                              shown(tie->dropped, tie->dropped_size, one),
                              shown(tie->kept, tie->kept_size, other));

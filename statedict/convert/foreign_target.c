@@ -133,7 +133,7 @@ static fsdp_status declare_ties(const convert_job *job, fsdp_error *err)
         const fsdp_convert_tie *tie = &job->ties.items[i];
         int64_t kept = fsdp_sd_find(job->sd, tie->kept, tie->kept_size);
         if (kept < 0)
-            return fsdp_fail(err, FSDP_ERR_INTERNAL, "a tied name that is not there");
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "a tied name has no tensor");
         files->ties[i] = (fsdp_target_tie){tie->dropped, tie->dropped_size, (size_t)kept};
     }
     return FSDP_OK;

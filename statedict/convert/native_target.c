@@ -390,9 +390,10 @@ static fsdp_status check_one_file_place(const convert_job *job, fsdp_error *err)
 static fsdp_status begin_one_file(convert_job *job, fsdp_error *err)
 {
     if (job->opts.resume)
-        fsdp_notice(&job->opts.watch,
-                    "an interrupted conversion to format %s cannot be resumed: starting anew",
-                    job->format->name);
+        fsdp_notice(
+            &job->opts.watch,
+            "an interrupted conversion to format %s cannot be resumed; starting from the beginning",
+            job->format->name);
     return fsdp_output_begin(&job->place, job->to, err);
 }
 

@@ -173,7 +173,7 @@ static fsdp_status require_no_extras(const fsdp_output_place *place, const char 
     bool could_be = fsdp_copied_name(search.found, true);
     fsdp_fail(
         err, FSDP_ERR_EXISTS,
-        "'%s' is not overwritten: it holds '%s', which is not of format %s%s; move that away first",
+        "cannot overwrite '%s': it holds '%s', which is not of format %s%s; move that away first",
         to, search.found, place->format->name,
         could_be ? " or was changed since it was copied" : "");
     fsdp_free(search.found);
@@ -192,8 +192,7 @@ static fsdp_status require_checkpoint(const fsdp_output_place *place, const char
     return is_known
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_EXISTS,
-                           "'%s' is not a checkpoint; it is not overwritten, move it away first",
-                           to);
+                           "cannot overwrite '%s': it is not a checkpoint; move it away first", to);
 }
 
 static fsdp_status check_name(const fsdp_output_place *place, const char *to, fsdp_error *err)

@@ -287,7 +287,7 @@ static fsdp_status read_string(fsdp_json *json, fsdp_arena *arena, const char **
     size_t size;
     FSDP_TRY(fsdp_json_string(json, &data, &size, err));
     if (strlen(data) != size)
-        return fsdp_json_fail(json, err, "a string with a NUL in it");
+        return fsdp_json_fail(json, err, "a string holds a NUL");
     *out = fsdp_arena_strndup(arena, data, size);
     return *out ? FSDP_OK : fsdp_fail_memory(err, json->name);
 }
@@ -310,7 +310,7 @@ static fsdp_status read_word(fsdp_json *json, const char *const *words, int *out
         if (strcmp(words[*out], data) == 0)
             return FSDP_OK;
     *out = 0;
-    return fsdp_json_fail(json, err, "not a known word");
+    return fsdp_json_fail(json, err, "the word is unknown");
 }
 
 static fsdp_status read_items(fsdp_json *json, fsdp_arena *arena, const char ***items,
@@ -357,7 +357,7 @@ static fsdp_status read_mesh(fsdp_json *json, fsdp_arena *arena, fsdp_mesh **out
         if (!more)
             break;
         if (ndim == FSDP_MAX_MESH_DIMS)
-            return fsdp_json_fail(json, err, "a mesh of too many dims");
+            return fsdp_json_fail(json, err, "the mesh has too many dims");
         FSDP_TRY(fsdp_json_enter_array(json, err));
         FSDP_TRY(fsdp_json_next_item(json, &more, err));
         FSDP_TRY(read_string(json, arena, &names[ndim], err));
@@ -981,10 +981,10 @@ static fsdp_status check_version(const order_text *plan, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is not a plan of fsdp-convert", plan->path);
     long version = strtol(plan->data + start, NULL, 10);
     if (version > FSDP_PLAN_VERSION)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' is a plan of version %ld, but this fsdp reads version %d; a newer "
-                         "fsdp is needed",
-                         plan->path, version, FSDP_PLAN_VERSION);
+        return fsdp_fail(
+            err, FSDP_ERR_DAMAGED,
+            "'%s' is a plan of version %ld, but this fsdp reads version %d; use a newer fsdp",
+            plan->path, version, FSDP_PLAN_VERSION);
     if (version == FSDP_PLAN_VERSION && is_whole(plan->data, plan->size))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,

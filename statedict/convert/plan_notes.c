@@ -253,8 +253,8 @@ static int64_t tell_unmapped(const noting *note)
                        "SGLang and llama.cpp load");
     else
         fsdp_text_addf(note->text,
-                       "names of %s stay: --copy-from a directory with the model's config.json, or "
-                       "--map %s, makes those of %s",
+                       "names of %s stay; use --copy-from with the directory of the model's "
+                       "config.json, or --map %s, to get those of %s",
                        facts->map_from, facts->map, facts->map_to);
     return 1;
 }
@@ -489,13 +489,13 @@ static int64_t tell_tokenizer(const noting *note)
     if (note->facts->has_tiktoken)
         fsdp_text_addf(note->text,
                        "tokenizer.model is a list of tiktoken, which lacks the special tokens, and "
-                       "llama.cpp runs no model without a tokenizer: --copy-from DIR takes "
-                       "config.json and tokenizer.json from DIR");
+                       "llama.cpp runs no model without a tokenizer; take config.json and "
+                       "tokenizer.json from a directory with --copy-from DIR");
     else if (note->facts->lacks_tokenizer)
-        fsdp_text_addf(note->text,
-                       "no tokenizer.json and no tokenizer.model lie beside the config.json, and "
-                       "llama.cpp runs no model without a tokenizer: --copy-from DIR takes them "
-                       "from DIR");
+        fsdp_text_addf(
+            note->text,
+            "neither tokenizer.json nor tokenizer.model is next to config.json, and llama.cpp runs "
+            "no model without a tokenizer; take one from a directory with --copy-from DIR");
     return note->facts->lacks_tokenizer;
 }
 
@@ -534,9 +534,8 @@ static int64_t tell_config(const noting *note)
     for (size_t i = 0; i < copied->count; i++)
         if (strcmp(copied->items[i].name, "config.json") == 0)
             return 0;
-    fsdp_text_addf(note->text,
-                   "no config.json is here, which loaders of the result ask for: --copy-from DIR "
-                   "takes it and the tokenizer from the model's directory");
+    fsdp_text_addf(note->text, "config.json is missing, which loaders of the result need; take it "
+                               "and the tokenizer from the model's directory with --copy-from DIR");
     return 1;
 }
 
@@ -558,7 +557,7 @@ static int64_t tell_directory(const noting *note)
         return 0;
     fsdp_text_addf(note->text, "'");
     fsdp_text_add_message(note->text, note->job->to);
-    fsdp_text_addf(note->text, "' becomes a directory that Hugging Face loads: --to torch writes a "
+    fsdp_text_addf(note->text, "' becomes a directory that Hugging Face loads; --to torch writes a "
                                "file of that name, as torch.save does");
     return 1;
 }
@@ -604,7 +603,7 @@ static int64_t tell_prefix(const noting *note)
     const fsdp_caps *caps = caps_of(note);
     if (!prefix[0] || caps->for_loaders || caps->plain_names || caps->has_kinds)
         return 0;
-    fsdp_text_addf(note->text, "all names of the model begin with '%s': --rename 's/^", prefix);
+    fsdp_text_addf(note->text, "all names of the model begin with '%s'; --rename 's/^", prefix);
     for (const char *c = prefix; *c; c++)
         fsdp_text_addf(note->text, *c == '.' ? "\\%c" : "%c", *c);
     fsdp_text_addf(note->text, "//' strips it");

@@ -809,8 +809,7 @@ fsdp_status fsdp_ctl_agree_allgather(fsdp_ctl *ctl, fsdp_status mine, const void
     call.transfer = transfer_parts;
     if (mine == FSDP_OK &&
         (size > SIZE_MAX / (size_t)ctl->size || (size > 0 && (!part || !all_out))))
-        (void)fsdp_fail(&call.outcome, FSDP_ERR_USAGE, "no buffer for an allgather of %zu bytes%s",
-                        size,
+        (void)fsdp_fail(&call.outcome, FSDP_ERR_USAGE, "cannot allgather %zu bytes%s", size,
                         !part      ? ": 'mine' is NULL"
                         : !all_out ? ": 'all_out' is NULL"
                                    : "");
@@ -861,8 +860,8 @@ fsdp_status fsdp_ctl_agree_broadcast(fsdp_ctl *ctl, fsdp_status mine, int root, 
         (void)fsdp_fail(&call.outcome, FSDP_ERR_USAGE,
                         "cannot broadcast from rank %d: the group has %d ranks", root, ctl->size);
     else if (size > 0 && !data)
-        (void)fsdp_fail(&call.outcome, FSDP_ERR_USAGE,
-                        "no buffer for a broadcast of %zu bytes: 'data' is NULL", size);
+        (void)fsdp_fail(&call.outcome, FSDP_ERR_USAGE, "cannot broadcast %zu bytes: 'data' is NULL",
+                        size);
     call.outcome.rank = ctl->rank;
     bring_outcome(ctl, &call, mine, err);
     return run_collective(ctl, &call, err);

@@ -363,7 +363,7 @@ static const char *reason_of(const fsdp_entry *entry)
         {"lm_head.base_layer.weight", "the base has no output"},
         {".base_layer.lora_A.weight", "adapters of single parameters are not merged here"},
         {".base_layer.lora_B.weight", "adapters of single parameters are not merged here"},
-        {"", "is it of this model?"},
+        {"", "the adapter may belong to another model"},
     };
     size_t row = 0;
     while (!fsdp_bytes_end(entry->name, entry->name_size, rows[row].end))
@@ -424,8 +424,8 @@ static fsdp_status refuse_directory(const adapter_merge *merge, const char *dir,
     const char *base = fsdp_derivation_base(merge->derivation)->path;
     if (fsdp_sd_has_adapter(merge->base))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is an adapter, and '%s' is not: the two are swapped; the model "
-                         "comes first, the adapter after --adapter",
+                         "'%s' is an adapter, and '%s' is not: the two are swapped; name the model "
+                         "first, and the adapter after --adapter",
                          base, dir);
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
                      "'%s' is not an adapter of PEFT: neither it nor its newest step has an %s",

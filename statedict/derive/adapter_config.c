@@ -61,8 +61,9 @@ static fsdp_status add_number(fsdp_json *json, const char *key, size_t size,
     FSDP_TRY(compile_key(item->key, size, &item->expression, err));
     numbers->states += item->expression.count;
     if (numbers->states > MOST_STATES)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' has patterns of more than %d states together",
-                         json->name, (int)MOST_STATES);
+        return fsdp_fail(err, FSDP_ERR_LIMIT,
+                         "the patterns in '%s' need more than %d states together", json->name,
+                         (int)MOST_STATES);
     return fsdp_json_f64(json, &item->number, err);
 }
 
@@ -455,18 +456,18 @@ static fsdp_status check_kind(const fsdp_adapter_config *config, const char *pat
     if (!config->is_lora)
         return fsdp_fail(
             err, FSDP_ERR_USAGE,
-            "'%s' is of an adapter that is not a LoRA; merge it with PEFT's merge_and_unload",
+            "'%s' belongs to an adapter that is not a LoRA; merge it with PEFT's merge_and_unload",
             path);
     if (config->variant)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has %s, a variant of LoRA that is not merged here; PEFT's "
-                         "merge_and_unload merges it, or says why it cannot",
+                         "'%s' has %s, a variant of LoRA that is not merged here; use PEFT's "
+                         "merge_and_unload, which merges it or says why it cannot",
                          path, config->variant);
     if (start_changes_base(config->start))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' says init_lora_weights '%s', with which PEFT changes the base as "
-                         "well; its merge_and_unload merges the adapter, and its "
-                         "path_initial_model_for_weight_conversion makes a plain adapter of it",
+                         "'%s' says init_lora_weights '%s', with which PEFT also changes the base; "
+                         "merge the adapter with PEFT's merge_and_unload, or make it a plain "
+                         "adapter with PEFT's path_initial_model_for_weight_conversion",
                          path,
                          fsdp_printable(config->start, strlen(config->start), shown, sizeof shown));
     return FSDP_OK;
@@ -537,8 +538,7 @@ fsdp_status fsdp_adapter_factor(const fsdp_adapter_config *config,
     if (rank != (double)module->rank)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "its product has the rank %" PRId64
-                         ", and adapter_config.json says %g (r, "
-                         "rank_pattern)",
+                         ", but adapter_config.json says %g (r, rank_pattern)",
                          module->rank, rank);
     if (config->has_lengths != module->has_lengths)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,

@@ -40,7 +40,7 @@ static fsdp_status read_size(const fsdp_value *value, const char *member, const 
     if (blocks->is_given && (pair[0] != blocks->size[0] || pair[1] != blocks->size[1]))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' has blocks of %" PRId64 " x %" PRId64 " and of %" PRId64
-                         " x %" PRId64 ", and --dequant takes one size",
+                         " x %" PRId64 ", but --dequant takes one size",
                          path, blocks->size[0], blocks->size[1], pair[0], pair[1]);
     *blocks = (fsdp_quant_blocks){.size = {pair[0], pair[1]}, .is_given = true, .member = member};
     return FSDP_OK;
@@ -316,14 +316,14 @@ static fsdp_status add_tensor(dequant_job *job, size_t number, fsdp_error *err)
     }
     if (ends(entry, ".qweight"))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "it is quantized by GPTQ or AWQ, which --dequant does not know");
+                         "it is quantized by GPTQ or AWQ, which --dequant does not support");
     if (!is_f8(entry->dtype))
         return fsdp_derivation_keep(job->derivation, number, err);
     int64_t scales;
     FSDP_TRY(find_scales(job, entry, &scales, err));
     if (scales < 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "it has 8 bits and no scales; --dtype casts it as it is");
+                         "it has 8 bits but no scales; cast it as it is with --dtype");
     FSDP_TRY(scale_weight(job, number, scales, &weight, err));
     return add_weight(job, number, name, weight, err);
 }
@@ -356,11 +356,10 @@ fsdp_status fsdp_dequantize(const fsdp_dequant_opts *opts, fsdp_checkpoint **che
     for (size_t i = 0; i < fsdp_sd_count(job.sd) && st == FSDP_OK; i++)
         st = add_entry(&job, i, err);
     if (st == FSDP_OK && job.report.weights == 0)
-        st =
-            fsdp_fail(err, FSDP_ERR_USAGE,
-                      "'%s' has no quantized weights that --dequant knows: fp8 with scales, MXFP4, "
-                      "blocks of GGUF",
-                      job.base->path);
+        st = fsdp_fail(err, FSDP_ERR_USAGE,
+                       "'%s' has no quantized weights that --dequant supports: fp8 with scales, "
+                       "MXFP4, blocks of GGUF",
+                       job.base->path);
     *report_out = job.report;
     if (st == FSDP_OK)
         return fsdp_derivation_finish(job.derivation, checkpoint, err);

@@ -38,8 +38,8 @@ static fsdp_status refuse(const naming *work, const char *why, fsdp_error *err)
     fsdp_printable(has_name ? work->prefix : unnamed,
                    has_name ? work->prefix_size - 1 : sizeof unnamed - 1, shown, sizeof shown);
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' numbers its %zu parameters, and %s; --only model leaves the optimizer "
-                     "out, --names keep keeps the numbers",
+                     "'%s' numbers its %zu parameters, but %s; leave the optimizer out with --only "
+                     "model, or keep the numbers with --names keep",
                      shown, work->total, why);
 }
 
@@ -107,7 +107,7 @@ static fsdp_status place_numbers(naming *work, fsdp_error *err)
             const fsdp_value place = fsdp_value_u64(next++);
             int size = snprintf(text, sizeof text, "%" PRId64, one->value->as.i64);
             if (fsdp_sd_find(work->places, text, (size_t)size) >= 0)
-                return refuse(work, "one number is there twice", err);
+                return refuse(work, "a number appears twice", err);
             FSDP_TRY(fsdp_sd_add_value(work->places, text, (size_t)size, &place, err));
         }
     }
@@ -287,7 +287,8 @@ static fsdp_status refuse_shape(const naming *work, int64_t misfit,
     const fsdp_entry *entry = fsdp_sd_at(work->sd, (size_t)misfit);
     char shown[200], name[200];
     (void)find_state(work, entry, &place, &kind);
-    fsdp_text_addf(&why, "'%s' has not the shape of '%s', whose number it has by their order",
+    fsdp_text_addf(&why,
+                   "'%s' does not have the shape of '%s', which has its number by their order",
                    fsdp_printable(entry->name, entry->name_size, shown, sizeof shown),
                    fsdp_printable(named[place]->name, named[place]->size, name, sizeof name));
     fsdp_status st = why.failed ? fsdp_fail_memory(err, "a message") : refuse(work, why.data, err);
@@ -302,7 +303,7 @@ static fsdp_status refuse_count(const naming *work, fsdp_error *err)
         snprintf(why, sizeof why, "has %zu groups, whose parameters cannot be told apart",
                  work->groups.count);
     else
-        snprintf(why, sizeof why, "the model has %zu, or others in its groups",
+        snprintf(why, sizeof why, "the model has %zu, or different ones in its groups",
                  work->parameter_count);
     return refuse(work, why, err);
 }
@@ -375,7 +376,7 @@ static fsdp_status find_parameter(const naming *work, const fsdp_value *name,
     *found_out = entry >= 0 ? parameter_of(work, (size_t)entry) : NULL;
     return failed       ? fsdp_fail_memory(err, "a name")
            : *found_out ? FSDP_OK
-                        : refuse(work, "a name in 'param_names' is none of the model", err);
+                        : refuse(work, "a name in 'param_names' is not a name of the model", err);
 }
 
 /* Names that the groups have. named stays NULL where they have none. */

@@ -218,7 +218,7 @@ static int read_bracket(reader *in)
         }
         one = read_member(in, &high);
         if (low < 0 || high < low)
-            return refuse(in, "it has a range without an order");
+            return refuse(in, "it has a range whose ends are not in order");
         add_range(&added.set, low, high);
     }
     if (is_inverse)
@@ -383,7 +383,7 @@ static int read_piece(reader *in)
     if (!repeats)
         return refuse(in, "there is nothing to repeat");
     if (most != NO_LIMIT && most < least)
-        return refuse(in, "it repeats at least more often than at most");
+        return refuse(in, "it has a repetition whose minimum exceeds its maximum");
     if (take(in, '+'))
         return refuse(in, "it has a possessive repetition");
     take(in, '?');

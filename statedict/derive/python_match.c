@@ -151,8 +151,8 @@ fsdp_status fsdp_python_match(const fsdp_python_expression *expression, bool who
     match_run run = {.expression = expression, .text = text, .size = size, .whole = whole};
     if (size > LONGEST || !is_ascii(text, size))
         return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "a name of more than %d characters, or with one beyond ASCII, is not "
-                         "compared with Python's expressions",
+                         "cannot compare a name with a Python expression: it has more than %d "
+                         "characters, or one beyond ASCII",
                          (int)LONGEST);
     fsdp_status st = take_memory(&run) ? FSDP_OK : fsdp_fail_memory(err, "an expression");
     if (st == FSDP_OK)

@@ -138,8 +138,8 @@ static bool is_another(const export_job *job)
 
 static const char *advice(const export_job *job)
 {
-    return is_another(job) ? "; --copy-from takes the config of the same model"
-           : are_tied(job) ? ", tied in the source: --tied keep writes every name"
+    return is_another(job) ? "; use --copy-from with the config of the same model"
+           : are_tied(job) ? ", tied in the source; use --tied keep to write every name"
                            : "; --allow-missing REGEX converts the rest";
 }
 
@@ -151,7 +151,7 @@ static fsdp_status fail_with_lists(const export_job *job, const char *model, fsd
     if (job->shape[0])
         fsdp_text_addf(&text, ": %s", job->shape);
     (void)fsdp_names_append(&job->shapes, "of another shape", &text);
-    (void)fsdp_names_append(&job->beyond, "behind its last layer or expert", &text);
+    (void)fsdp_names_append(&job->beyond, "after its last layer or expert", &text);
     (void)fsdp_names_append(&job->lost, "missing", &text);
     fsdp_text_addf(&text, "%s", advice(job));
     fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
@@ -169,8 +169,8 @@ static fsdp_status judge(const export_job *job, const fsdp_expect_counts *counts
         return FSDP_OK; /* the same model, as far as its names tell */
     if (job->lost.count > 0 && counts->found == 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "no tensor of '%s' has a name of the %s, such as '%s'; --rename gives "
-                         "them names, --no-copy leaves the config out",
+                         "no tensor of '%s' has a name of the %s, such as '%s'; rename them with "
+                         "--rename, or leave the config out with --no-copy",
                          from, model, job->lost.items[0]);
     return job->lost.count > 0 || is_another(job) ? fail_with_lists(job, model, err) : FSDP_OK;
 }
@@ -185,7 +185,7 @@ static fsdp_status compare(export_job *job, const fsdp_expect *expect, fsdp_erro
     fsdp_status st = fsdp_expect_compare(expect, job->check->sd, take_fault, job, &counts, &odd);
     if (st != FSDP_OK)
         return fsdp_fail(err, st, "%s%s", odd.text,
-                         st == FSDP_ERR_USAGE ? "; --no-copy leaves the config out" : "");
+                         st == FSDP_ERR_USAGE ? "; leave the config out with --no-copy" : "");
     if (job->check->may_be_unnamed && counts.found == 0) {
         job->report->model[0] = '\0';
         return FSDP_OK;
@@ -209,7 +209,7 @@ static fsdp_status compare_config(export_job *job, bool *is_known_out, fsdp_erro
         return FSDP_OK;
     if (st == FSDP_ERR_DAMAGED && err) {
         const fsdp_error odd = *err;
-        fsdp_fail(err, st, "%s; --no-copy leaves the config out", odd.text);
+        fsdp_fail(err, st, "%s; leave the config out with --no-copy", odd.text);
     }
     if (st == FSDP_OK)
         st = compare(job, expect, err);

@@ -294,8 +294,8 @@ static fsdp_status check_step(fsdp_like_job *job, fsdp_error *err)
                                 NULL) == FSDP_OK)
         st = compare(job, &before, &hash, &is_equal, err);
     if (st == FSDP_OK && is_equal)
-        emit(job, FSDP_FINDING_UNCHANGED, "", 0, "the model is that of the step before it, '%s'",
-             path);
+        emit(job, FSDP_FINDING_UNCHANGED, "", 0,
+             "the model is equal to that of the step before it, '%s'", path);
     fsdp_hf_model_release(&before);
     fsdp_hasher_free(hash.hasher);
     fsdp_free(path);

@@ -139,8 +139,8 @@ fsdp_status fsdp_name_check_room(const char *dir, fsdp_error *err)
     if (size <= MOST)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "the name '%s' is too long for a checkpoint: %zu bytes, at most %d are "
-                     "allowed, for a suffix is added while it is saved or removed",
+                     "the name '%s' is too long for a checkpoint: it has %zu bytes, at most %d are "
+                     "allowed, since a suffix is added while it is saved or removed",
                      fsdp_printable(name, size, shown, sizeof shown), size, MOST);
 }
 

@@ -90,13 +90,13 @@ static void spell_closing(fsdp_hash hash, char closing_out[CLOSING_SIZE])
 static fsdp_status check_head(const fsdp_manifest *manifest, fsdp_error *err)
 {
     if ((unsigned)manifest->kind >= KIND_COUNT || (unsigned)manifest->owners >= OWNERS_COUNT)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unknown kind %d or owner policy %d",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "kind %d or owner policy %d is unknown",
                          (int)manifest->kind, (int)manifest->owners);
     if (manifest->step < FSDP_NO_STEP)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "step %" PRId64, manifest->step);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the step cannot be %" PRId64, manifest->step);
     if (manifest->world < 1 || manifest->world > WORLD_MAX ||
         manifest->file_count != files_of(manifest->kind, manifest->world))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%d files of %d ranks in a %s checkpoint",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%d files of %d ranks cannot make a %s checkpoint",
                          manifest->file_count, manifest->world, kinds[manifest->kind]);
     return FSDP_OK;
 }
@@ -236,9 +236,8 @@ fsdp_status fsdp_manifest_is_ours(fsdp_io *io, const char *dir, bool *ours_out, 
 static fsdp_status fail_newer(int64_t major, const char *path, fsdp_error *err)
 {
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                     "'%s' is of format version %" PRId64
-                     ", this fsdp reads version %d; an fsdp that knows version %" PRId64
-                     " is needed",
+                     "'%s' has format version %" PRId64
+                     ", but this fsdp reads version %d; use an fsdp that reads version %" PRId64,
                      path, major, FSDP_FORMAT_MAJOR, major);
 }
 
@@ -306,7 +305,7 @@ static fsdp_status take_version(fsdp_json *json, int *minor_out, fsdp_error *err
     if (major < 1)
         return fsdp_json_fail(json, err, "the format version is missing");
     if (minor < 0 || minor > INT_MAX)
-        return fsdp_json_fail(json, err, "a minor format version of %" PRId64, minor);
+        return fsdp_json_fail(json, err, "the minor format version cannot be %" PRId64, minor);
     *minor_out = (int)minor;
     return FSDP_OK;
 }
@@ -324,7 +323,7 @@ static fsdp_status take_choice(fsdp_json *json, const char *const *names, int n,
         }
     }
     char word[40];
-    return fsdp_json_fail(json, err, "'%s' is not a known word",
+    return fsdp_json_fail(json, err, "the word '%s' is unknown",
                           fsdp_printable(text, size, word, sizeof word));
 }
 
@@ -350,7 +349,8 @@ static fsdp_status take_step(fsdp_json *json, int64_t *step_out, fsdp_error *err
     if (fsdp_json_peek(json) == FSDP_JSON_NULL)
         return fsdp_json_null(json, err);
     FSDP_TRY(fsdp_json_i64(json, step_out, err));
-    return *step_out < 0 ? fsdp_json_fail(json, err, "step %" PRId64, *step_out) : FSDP_OK;
+    return *step_out < 0 ? fsdp_json_fail(json, err, "the step cannot be %" PRId64, *step_out)
+                         : FSDP_OK;
 }
 
 static fsdp_status take_world(fsdp_json *json, int *world_out, fsdp_error *err)
@@ -358,7 +358,7 @@ static fsdp_status take_world(fsdp_json *json, int *world_out, fsdp_error *err)
     int64_t world;
     FSDP_TRY(fsdp_json_i64(json, &world, err));
     if (world < 1 || world > WORLD_MAX)
-        return fsdp_json_fail(json, err, "a world size of %" PRId64, world);
+        return fsdp_json_fail(json, err, "the world size cannot be %" PRId64, world);
     *world_out = (int)world;
     return FSDP_OK;
 }
@@ -396,9 +396,9 @@ static fsdp_status take_file(fsdp_json *json, fsdp_manifest_file *file, fsdp_err
             FSDP_TRY(take_hex(json, file->index_hash.bytes, err));
     }
     if (members.seen != 7)
-        return fsdp_json_fail(json, err, "a file without size, index or hash");
+        return fsdp_json_fail(json, err, "a file has no size, index or hash");
     const char *fault = file_fault(file);
-    return fault ? fsdp_json_fail(json, err, "a file with %s", fault) : FSDP_OK;
+    return fault ? fsdp_json_fail(json, err, "a file has %s", fault) : FSDP_OK;
 }
 
 static fsdp_status take_files(manifest_reader *reader, fsdp_error *err)
@@ -430,8 +430,8 @@ static fsdp_status check_order(manifest_reader *reader, int which, fsdp_error *e
 {
     uint64_t before = which < KEY_REQUIRED ? ((uint64_t)1 << which) - 1 : 0;
     if ((reader->members.seen & before) != before)
-        return fsdp_json_fail(&reader->json, err,
-                              "'%s' stands before the members that it depends on", keys[which]);
+        return fsdp_json_fail(&reader->json, err, "'%s' precedes the members that it depends on",
+                              keys[which]);
     return FSDP_OK;
 }
 
@@ -527,8 +527,8 @@ static fsdp_status fail_without_manifest(fsdp_io *io, const char *dir, fsdp_erro
     fsdp_file_info info;
     int result = io->ops->info(io, dir, &info);
     if (result == 0 && info.kind == FSDP_FILE_DIRECTORY)
-        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' has no manifest: not a complete checkpoint",
-                         dir);
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                         "'%s' is not a complete checkpoint: it has no manifest", dir);
     if (result == 0)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file, not a checkpoint directory",
                          dir);
@@ -583,7 +583,7 @@ static fsdp_status check_file(fsdp_io *io, const char *dir, const fsdp_manifest 
         status = fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is not a regular file", path);
     else if (info.size != size)
         status = fsdp_fail(err, FSDP_ERR_DAMAGED,
-                           "'%s' has %" PRId64 " bytes, the manifest says %" PRId64, path,
+                           "'%s' has %" PRId64 " bytes, but the manifest says %" PRId64, path,
                            info.size, size);
     fsdp_free(path);
     return status;

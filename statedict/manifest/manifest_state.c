@@ -94,16 +94,16 @@ static fsdp_status take_element(fsdp_json *json, int32_t *element_out, fsdp_erro
         FSDP_TRY(fsdp_json_enter_array(json, err));
         FSDP_TRY(fsdp_json_next_item(json, &more, err));
         if (!more)
-            return fsdp_json_fail(json, err, "a path with an empty element");
+            return fsdp_json_fail(json, err, "a path has an empty element");
     }
     FSDP_TRY(fsdp_json_i64(json, &bytes, err));
     if (bytes < (is_number ? 1 : -FSDP_MAX_NAME) || bytes > FSDP_MAX_NAME)
-        return fsdp_json_fail(json, err, "a path with an element of %" PRId64 " bytes", bytes);
+        return fsdp_json_fail(json, err, "a path has an element of %" PRId64 " bytes", bytes);
     *element_out = (int32_t)bytes | (is_number ? FSDP_PATH_NUMBER : 0);
     if (!is_number)
         return FSDP_OK;
     FSDP_TRY(fsdp_json_next_item(json, &more, err));
-    return more ? fsdp_json_fail(json, err, "a path with an element of two numbers") : FSDP_OK;
+    return more ? fsdp_json_fail(json, err, "a path has an element of two numbers") : FSDP_OK;
 }
 
 static fsdp_status manifest_take_path(fsdp_json *json, fsdp_path_list *list, fsdp_error *err)
@@ -116,7 +116,7 @@ static fsdp_status manifest_take_path(fsdp_json *json, fsdp_path_list *list, fsd
         if (!more)
             return FSDP_OK;
         if (list->path_count == FSDP_PATH_MOST)
-            return fsdp_json_fail(json, err, "a path of more than %d elements", FSDP_PATH_MOST);
+            return fsdp_json_fail(json, err, "a path has more than %d elements", FSDP_PATH_MOST);
         if (!fsdp_grow(&list->path, &list->path_capacity, list->path_count + 1, sizeof *list->path))
             return fsdp_fail_memory(err, "the manifest");
         FSDP_TRY(take_element(json, &list->path[list->path_count], err));
@@ -137,7 +137,7 @@ static fsdp_status manifest_take_tuples(fsdp_json *json, fsdp_path_list *list, f
         FSDP_TRY(fsdp_json_i64(json, &i, err));
         if (i < 0 || (size_t)i >= list->path_count || list->path[i] >= 0 ||
             list->path[i] < -FSDP_MAX_NAME) /* the whole object, or in a tuple already */
-            return fsdp_json_fail(json, err, "a tuple that is not a list of the path before it");
+            return fsdp_json_fail(json, err, "a tuple is not a list of the path before it");
         list->path[i] = -(-list->path[i] | FSDP_PATH_TUPLE);
     }
 }
@@ -148,7 +148,7 @@ static fsdp_status manifest_take_whole(fsdp_json *json, fsdp_path_list *list, fs
     FSDP_TRY(fsdp_json_bool(json, &is_whole, err));
     list->path_count = 0;
     if (!is_whole)
-        return fsdp_json_fail(json, err, "an entry that says it is not the whole");
+        return fsdp_json_fail(json, err, "an entry says that it is not the whole");
     if (!fsdp_grow(&list->path, &list->path_capacity, 1, sizeof *list->path))
         return fsdp_fail_memory(err, "the manifest");
     list->path[list->path_count++] = FSDP_PATH_WHOLE;
@@ -160,7 +160,7 @@ static fsdp_status path_list_add(fsdp_path_list *list, const fsdp_json *json, co
                                  size_t size, fsdp_error *err)
 {
     if (!fsdp_path_fits(name, size, list->path, list->path_count))
-        return fsdp_json_fail(json, err, "a path that does not spell the name");
+        return fsdp_json_fail(json, err, "a path does not spell its name");
     char *name_copy = fsdp_arena_strndup(&list->arena, name, size);
     int32_t *path_copy = fsdp_arena_alloc(&list->arena, list->path_count, sizeof *path_copy);
     if (!name_copy || !path_copy ||
@@ -423,7 +423,8 @@ static fsdp_status put_entry(fsdp_text *text, const fsdp_sd *sd, const fsdp_entr
         fsdp_text_add_json_string(text, target->name, target->name_size);
     } else {
         if (fsdp_layout_world(&entry->layout) > world)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "its layout names rank %d, there are %d ranks",
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "its layout names rank %d, but there are %d ranks",
                              fsdp_layout_world(&entry->layout) - 1, world);
         FSDP_TRY(put_tensor(text, entry, table, err));
     }
@@ -597,7 +598,7 @@ static fsdp_status take_i64s(fsdp_json *json, int64_t *values_out, int room, int
             return FSDP_OK;
         }
         if (n == room)
-            return fsdp_json_fail(json, err, "more than %d numbers", room);
+            return fsdp_json_fail(json, err, "there are more than %d numbers", room);
         FSDP_TRY(fsdp_json_i64(json, &values_out[n], err));
     }
 }
@@ -607,7 +608,7 @@ static fsdp_status take_exactly(fsdp_json *json, int64_t *values_out, int n, fsd
     int found = 0;
     FSDP_TRY(take_i64s(json, values_out, n, &found, err));
     if (found != n)
-        return fsdp_json_fail(json, err, "%d numbers where %d were expected", found, n);
+        return fsdp_json_fail(json, err, "there are %d numbers, but %d were expected", found, n);
     return FSDP_OK;
 }
 
@@ -619,7 +620,7 @@ static fsdp_status take_dtype(fsdp_json *json, fsdp_dtype *dtype_out, fsdp_error
     *dtype_out = fsdp_dtype_from_name(text, size);
     char name[40];
     if (*dtype_out == FSDP_DTYPE_NONE)
-        return fsdp_json_fail(json, err, "unknown dtype '%s'",
+        return fsdp_json_fail(json, err, "the dtype '%s' is unknown",
                               fsdp_printable(text, size, name, sizeof name));
     return FSDP_OK;
 }
@@ -629,7 +630,8 @@ static fsdp_status take_rank(fsdp_state_reader *reader, int *rank_out, fsdp_erro
     int64_t rank;
     FSDP_TRY(fsdp_json_i64(reader->json, &rank, err));
     if (rank < 0 || rank >= reader->world)
-        return fsdp_json_fail(reader->json, err, "rank %" PRId64 " of %d", rank, reader->world);
+        return fsdp_json_fail(reader->json, err, "rank %" PRId64 " is not one of %d ranks", rank,
+                              reader->world);
     *rank_out = (int)rank;
     return FSDP_OK;
 }
@@ -637,8 +639,8 @@ static fsdp_status take_rank(fsdp_state_reader *reader, int *rank_out, fsdp_erro
 static fsdp_status check_mesh_number(fsdp_state_reader *reader, int64_t number, fsdp_error *err)
 {
     if (number < 0 || (uint64_t)number >= reader->mesh_count)
-        return fsdp_json_fail(reader->json, err, "mesh %" PRId64 " of %zu", number,
-                              reader->mesh_count);
+        return fsdp_json_fail(reader->json, err, "mesh %" PRId64 " is not one of %zu meshes",
+                              number, reader->mesh_count);
     return FSDP_OK;
 }
 
@@ -703,10 +705,10 @@ static fsdp_status take_mesh_names(fsdp_json *json, mesh_record *mesh, fsdp_erro
         if (!more)
             return FSDP_OK;
         if (mesh->name_count == FSDP_MAX_MESH_DIMS)
-            return fsdp_json_fail(json, err, "a mesh of more than %d dims", FSDP_MAX_MESH_DIMS);
+            return fsdp_json_fail(json, err, "a mesh has more than %d dims", FSDP_MAX_MESH_DIMS);
         FSDP_TRY(fsdp_json_string(json, &text, &size, err));
         if (size > FSDP_MAX_MESH_NAME || memchr(text, '\0', size))
-            return fsdp_json_fail(json, err, "a bad name of a mesh dim");
+            return fsdp_json_fail(json, err, "the name of a mesh dim is invalid");
         memcpy(mesh->names[mesh->name_count], text, size);
     }
 }
@@ -745,13 +747,14 @@ static fsdp_status check_mesh(fsdp_state_reader *reader, const mesh_record *mesh
     int64_t size = 1;
     for (int i = 0; i < mesh->ndim; i++) {
         if (mesh->shape[i] < 1 || fsdp_mul_overflow(size, mesh->shape[i], &size))
-            return fsdp_json_fail(reader->json, err, "a mesh dim of size %" PRId64, mesh->shape[i]);
+            return fsdp_json_fail(reader->json, err, "the size of a mesh dim cannot be %" PRId64,
+                                  mesh->shape[i]);
     }
     if (size > reader->world)
-        return fsdp_json_fail(reader->json, err, "a mesh of %" PRId64 " ranks, there are %d", size,
-                              reader->world);
+        return fsdp_json_fail(reader->json, err, "a mesh has %" PRId64 " ranks, but there are %d",
+                              size, reader->world);
     if ((seen >> MESH_RANKS & 1) && mesh->rank_count != (size_t)size)
-        return fsdp_json_fail(reader->json, err, "a mesh of %" PRId64 " ranks that names %zu", size,
+        return fsdp_json_fail(reader->json, err, "a mesh of %" PRId64 " ranks names %zu", size,
                               mesh->rank_count);
     return FSDP_OK;
 }
@@ -825,8 +828,7 @@ static fsdp_status take_flat(fsdp_state_reader *reader, fsdp_error *err)
     uint64_t seen;
     FSDP_TRY(take_members(reader, &kind, &flat, &seen, err));
     if (seen != (1 << FLAT_KEYS) - 1)
-        return fsdp_json_fail(reader->json, err,
-                              "a flat buffer without name, dtype, mesh or count");
+        return fsdp_json_fail(reader->json, err, "a flat buffer has no name, dtype, mesh or count");
     if (!fsdp_grow(&reader->flats, &reader->flat_capacity, reader->flat_count + 1,
                    sizeof *reader->flats))
         return fsdp_fail_memory(err, "the manifest");
@@ -862,10 +864,11 @@ static fsdp_status add_flat_part(fsdp_state_reader *reader, const entry_record *
 {
     fsdp_json *json = reader->json;
     if (entry->flat < 0 || (uint64_t)entry->flat >= reader->flat_count)
-        return fsdp_json_fail(json, err, "flat buffer %" PRId64 " of %zu", entry->flat,
-                              reader->flat_count);
+        return fsdp_json_fail(json, err, "flat buffer %" PRId64 " is not one of %zu flat buffers",
+                              entry->flat, reader->flat_count);
     if ((uint64_t)entry->flat < reader->flats_done)
-        return fsdp_json_fail(json, err, "the tensors of flat buffer %" PRId64 " stand apart",
+        return fsdp_json_fail(json, err,
+                              "the tensors of flat buffer %" PRId64 " do not follow one another",
                               entry->flat);
     FSDP_TRY(finish_flats(reader, (size_t)entry->flat, err));
     if (!fsdp_grow(&reader->parts, &reader->part_capacity, reader->part_count + 1,
@@ -952,11 +955,12 @@ static fsdp_status take_placements(fsdp_json *json, entry_record *entry, fsdp_er
         if (!more)
             return FSDP_OK;
         if (entry->placement_count == FSDP_MAX_MESH_DIMS)
-            return fsdp_json_fail(json, err, "more than %d placements", FSDP_MAX_MESH_DIMS);
+            return fsdp_json_fail(json, err, "there are more than %d placements",
+                                  FSDP_MAX_MESH_DIMS);
         FSDP_TRY(fsdp_json_string(json, &text, &size, err));
         char name[40];
         if (!parse_placement(text, size, &entry->placement[entry->placement_count]))
-            return fsdp_json_fail(json, err, "unknown placement '%s'",
+            return fsdp_json_fail(json, err, "the placement '%s' is unknown",
                                   fsdp_printable(text, size, name, sizeof name));
     }
 }
@@ -993,7 +997,7 @@ static fsdp_status take_boxes(fsdp_state_reader *reader, entry_record *entry, fs
         if (!more)
             return FSDP_OK;
         if (entry->box_count == BOXES_MAX)
-            return fsdp_json_fail(reader->json, err, "more than %d boxes", BOXES_MAX);
+            return fsdp_json_fail(reader->json, err, "there are more than %d boxes", BOXES_MAX);
         if (!fsdp_grow(&entry->boxes, &entry->box_capacity, entry->box_count + 1,
                        sizeof *entry->boxes))
             return fsdp_fail_memory(err, "the manifest");
@@ -1054,7 +1058,7 @@ static fsdp_status add_mesh_tensor(fsdp_state_reader *reader, const entry_record
     FSDP_TRY(check_mesh_number(reader, entry->mesh, err));
     const fsdp_mesh *mesh = reader->meshes[entry->mesh];
     if (entry->placement_count != fsdp_mesh_ndim(mesh))
-        return fsdp_json_fail(reader->json, err, "%d placements on a mesh of %d dims",
+        return fsdp_json_fail(reader->json, err, "there are %d placements on a mesh of %d dims",
                               entry->placement_count, fsdp_mesh_ndim(mesh));
     fsdp_tensor tensor = {entry->dtype, entry->ndim, entry->shape, {.mesh = mesh}, NULL};
     memcpy(tensor.layout.placement, entry->placement, sizeof tensor.layout.placement);
@@ -1068,7 +1072,7 @@ static fsdp_status add_box_tensor(fsdp_state_reader *reader, const entry_record 
 {
     for (size_t i = 0; i < entry->box_count; i++) {
         if (entry->boxes[i].box.ndim != entry->ndim)
-            return fsdp_json_fail(reader->json, err, "a box of %d dims in a tensor of %d",
+            return fsdp_json_fail(reader->json, err, "a box has %d dims, but its tensor has %d",
                                   entry->boxes[i].box.ndim, entry->ndim);
     }
     fsdp_layout layout = {
@@ -1107,8 +1111,7 @@ static fsdp_status add_plain_entry(fsdp_state_reader *reader, entry_record *entr
                                          entry->target.data, entry->target.size, &reader->reason),
                        err);
     default:
-        return fsdp_json_fail(reader->json, err,
-                              "an entry that is not a tensor, a value or an alias");
+        return fsdp_json_fail(reader->json, err, "an entry is not a tensor, a value or an alias");
     }
 }
 
@@ -1127,7 +1130,7 @@ static fsdp_status take_entry(fsdp_state_reader *reader, fsdp_error *err)
     reader->paths.path_count = 0; /* "tuples" refers to a path of the same entry */
     fsdp_status status = take_members(reader, &kind, entry, &entry->seen, err);
     if (status == FSDP_OK && (entry->seen & PATH) == PATH)
-        status = fsdp_json_fail(reader->json, err, "an entry with a path that is the whole object");
+        status = fsdp_json_fail(reader->json, err, "an entry that is the whole object has a path");
     if (status == FSDP_OK && entry->seen & PATH && entry->seen & 1 << ENTRY_NAME)
         status =
             path_list_add(&reader->paths, reader->json, entry->name.data, entry->name.size, err);

@@ -158,7 +158,7 @@ static fsdp_status put_at(fsdp_text *text, const fsdp_value *value, int depth, f
 static fsdp_status put_items(fsdp_text *text, const fsdp_value *value, int depth, fsdp_error *err)
 {
     if (depth >= FSDP_VALUE_DEPTH)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the value nests lists and dicts more than %d deep",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "lists and dicts are nested more than %d deep",
                          FSDP_VALUE_DEPTH);
     bool is_dict = value->kind == FSDP_VALUE_DICT;
     fsdp_text_add(text, "[", 1);
@@ -185,7 +185,8 @@ static void put_bytes(fsdp_text *text, const fsdp_value *value)
 static fsdp_status put_at(fsdp_text *text, const fsdp_value *value, int depth, fsdp_error *err)
 {
     if ((unsigned)value->kind >= TAG_COUNT)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unknown kind of value %d", (int)value->kind);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the value has the unknown kind %d",
+                         (int)value->kind);
     fsdp_text_addf(text, "{\"%s\": ", tags[value->kind]);
     switch (value->kind) {
     case FSDP_VALUE_NULL: fsdp_text_add(text, "null", 4); break;
@@ -272,7 +273,7 @@ static fsdp_status take_list(fsdp_json *json, fsdp_value_kind kind, item_list *l
                              fsdp_error *err)
 {
     if (depth >= FSDP_VALUE_DEPTH)
-        return fsdp_json_fail(json, err, "a value nests lists and dicts more than %d deep",
+        return fsdp_json_fail(json, err, "lists and dicts are nested more than %d deep",
                               FSDP_VALUE_DEPTH);
     FSDP_TRY(fsdp_json_enter_array(json, err));
     for (;;) {
@@ -320,7 +321,7 @@ static fsdp_status take_text(fsdp_json *json, fsdp_value_kind kind, fsdp_value *
     size_t size;
     FSDP_TRY(fsdp_json_string(json, &text, &size, err));
     if (kind == FSDP_VALUE_INTEGER && !is_integer(text, size))
-        return fsdp_json_fail(json, err, "a malformed integer");
+        return fsdp_json_fail(json, err, "the integer is malformed");
     if (kind == FSDP_VALUE_STRING || kind == FSDP_VALUE_INTEGER || kind == FSDP_VALUE_CLASS)
         return fsdp_value_set_bytes(value_out, kind, text, size, err);
     void *bytes;
@@ -352,7 +353,7 @@ static fsdp_status take_tagged(fsdp_json *json, int tag, fsdp_value *value_out, 
     case FSDP_VALUE_INTEGER:
     case FSDP_VALUE_CLASS: return take_text(json, value.kind, value_out, err);
     case FSDP_VALUE_COMPLEX: FSDP_TRY(take_complex(json, value.as.complex_parts, err)); break;
-    case FSDP_VALUE_TENSOR: return fsdp_json_fail(json, err, "a value of an unknown type");
+    case FSDP_VALUE_TENSOR: return fsdp_json_fail(json, err, "a value has an unknown type");
     case FSDP_VALUE_LIST:
     case FSDP_VALUE_DICT: return take_items(json, value.kind, value_out, depth, err);
     }
@@ -367,14 +368,14 @@ static fsdp_status take_members(fsdp_json *json, fsdp_value *value_out, int dept
     FSDP_TRY(fsdp_json_enter_object(json, err));
     FSDP_TRY(fsdp_json_next_member(json, &members, &tag, err));
     if (tag < 0 || tag == TUPLE_MEMBER)
-        return fsdp_json_fail(json, err, "a value of no known type");
+        return fsdp_json_fail(json, err, "a value has no known type");
     FSDP_TRY(take_tagged(json, tag, value_out, depth, err));
     FSDP_TRY(fsdp_json_next_member(json, &members, &tag, err));
     if (tag == TUPLE_MEMBER && value_out->kind == FSDP_VALUE_LIST) {
         FSDP_TRY(fsdp_json_bool(json, &value_out->is_tuple, err));
         FSDP_TRY(fsdp_json_next_member(json, &members, &tag, err));
     }
-    return tag < 0 ? FSDP_OK : fsdp_json_fail(json, err, "a value of two types");
+    return tag < 0 ? FSDP_OK : fsdp_json_fail(json, err, "a value has two types");
 }
 
 static fsdp_status take_at(fsdp_json *json, fsdp_value *value_out, int depth, fsdp_error *err)
@@ -404,11 +405,11 @@ fsdp_status fsdp_manifest_take_stored(fsdp_json *json, fsdp_value_kind *kind_out
     FSDP_TRY(fsdp_json_enter_object(json, err));
     FSDP_TRY(fsdp_json_next_member(json, &members, &tag, err));
     if (tag < FSDP_VALUE_STRING)
-        return fsdp_json_fail(json, err, "a stored value of an unknown type");
+        return fsdp_json_fail(json, err, "a stored value has an unknown type");
     *kind_out = (fsdp_value_kind)tag;
     FSDP_TRY(fsdp_json_i64(json, size_out, err));
     FSDP_TRY(fsdp_json_next_member(json, &members, &tag, err));
     if (tag >= 0 || *size_out < 1)
-        return fsdp_json_fail(json, err, "a stored value with no size or with two");
+        return fsdp_json_fail(json, err, "a stored value has no size, or two");
     return FSDP_OK;
 }

@@ -304,7 +304,7 @@ static fsdp_status make_join(map_run *run, int number, int list, const map_bindi
                         ? run->lists[number - 1]
                         : map_bindings_count(&run->bindings[number - 1], binding, step->variable);
     if (count == 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "nothing to join in dim %d", step->dim);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "there is nothing to join in dim %d", step->dim);
     const fsdp_derived **parts = fsdp_alloc((size_t)count, sizeof(void *));
     map_binding one = *binding;
     fsdp_status st = parts ? FSDP_OK : fsdp_fail_memory(err, "a map");
@@ -491,7 +491,7 @@ static fsdp_status make_flat(map_run *run, const map_step *step, const fsdp_deri
     if (step->verb == MAP_UNFLATTEN)
         return replace_dims(run, part, &(dims_change){step->dim, 1, count, sizes}, out, err);
     if (memcmp(sizes, part->shape + step->dim, (size_t)count * sizeof *sizes) != 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the sizes to flatten are those of other dims");
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the sizes to flatten do not fit the dims");
     return replace_dims(run, part, &(dims_change){step->dim, count, 1, &all}, out, err);
 }
 
@@ -1036,11 +1036,11 @@ static fsdp_status keep_others(map_run *run, bool from_right, const fsdp_map_cal
         }
     }
     if (count > 0)
-        (void)fsdp_fail(err, FSDP_ERR_USAGE,
-                        "no rule of the map '%s' takes %.*s%s; --drop REGEX leaves "
-                        "out what is not needed",
-                        run->map->name, (int)names.size, names.data ? names.data : "",
-                        count > SHOWN ? " and more" : "");
+        (void)fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "no rule of the map '%s' takes %.*s%s; leave out what is not needed with --drop REGEX",
+            run->map->name, (int)names.size, names.data ? names.data : "",
+            count > SHOWN ? " and more" : "");
     fsdp_text_release(&names);
     return count > 0 ? FSDP_ERR_USAGE : FSDP_OK;
 }

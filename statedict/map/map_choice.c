@@ -114,10 +114,11 @@ static fsdp_status map_hub(const char *class_name, fsdp_map **map_out, fsdp_erro
     const char *rules = class_name[0] ? find_rules(class_name, &size) : NULL;
     fsdp_text text = {0};
     if (!rules)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "no names of the hub are known for the class '%s', the first of "
-                         "'architectures' in config.json (--copy-from DIR names its directory)",
-                         class_name);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "no names of the hub are known for the class '%s', the first of 'architectures' in "
+            "config.json; give the directory of another config.json with --copy-from DIR",
+            class_name);
     fsdp_text_addf(&text, "left transformers-5\nright hub\nkeep others\n");
     fsdp_text_add(&text, rules, size);
     fsdp_status st = text.failed ? fsdp_fail_memory(err, "a map")
@@ -345,8 +346,8 @@ static fsdp_status try_hub(const map_choice *choice, map_way *way, fsdp_error *e
     return FSDP_OK;
 }
 
-/* Maps of GGUF have equal names for families whose rows are in another order, so that a wrong one would be
- * seen by nobody. */
+/* Maps of GGUF have equal names for families whose rows are in another order, so that nothing
+ * would show a wrong map. */
 static fsdp_status check_named(const map_choice *choice, const fsdp_map *map, fsdp_error *err)
 {
     bool is_gguf = strcmp(fsdp_map_layout(map, false), "gguf") == 0;
@@ -354,8 +355,8 @@ static fsdp_status check_named(const map_choice *choice, const fsdp_map *map, fs
         fsdp_map_is_for(map, choice->kind.type))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "the map '%s' is for %s, but the model is a '%s'; without --map the map that "
-                     "fits is chosen",
+                     "the map '%s' is for %s, but the model is a '%s'; leave out --map to choose "
+                     "the map that fits",
                      fsdp_map_name(map), map->types, choice->kind.type);
 }
 
@@ -415,7 +416,7 @@ static fsdp_status check_optim(const map_choice *choice, const map_way *way, fsd
         if (fsdp_map_takes_moment(way->map, way->from_right, entry, choice->root_size))
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "the map '%s' changes the model but not '%s', a moment of its "
-                             "optimizer; --only model leaves the optimizer out",
+                             "optimizer; leave the optimizer out with --only model",
                              fsdp_map_name(way->map),
                              fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
     }
@@ -578,7 +579,7 @@ static fsdp_status refuse_type(const map_choice *choice, const named_target *tar
     if (choice->kind.is_quantized && !choice->request->opts->dequant)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "cannot write '%s' as %s: its config.json says that its weights are "
-                         "quantized, and no map takes those; --dequant bf16 makes plain ones",
+                         "quantized, and no map takes those; make plain ones with --dequant bf16",
                          choice->from->path, target->title);
     list_types(target->layout, &types);
     fsdp_status st =
@@ -610,8 +611,8 @@ static fsdp_status check_target(const map_choice *choice, const map_way *way, fs
     if (request->config)
         FSDP_TRY(fsdp_config_check(request->config, err));
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "a GGUF file needs the config.json of its model, with a model_type, and '%s' "
-                     "has none next to it; --copy-from DIR names one",
+                     "a GGUF file needs the config.json of its model, with a model_type, but '%s' "
+                     "has none next to it; give its directory with --copy-from DIR",
                      choice->from->path);
 }
 

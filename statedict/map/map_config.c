@@ -36,10 +36,11 @@ static fsdp_status from_gguf(const fsdp_map_request *request, const fsdp_checkpo
     const fsdp_sd *sd = checkpoint->manifest.sd;
     for (size_t i = 0; i < sizeof scalings / sizeof *scalings; i++)
         if (fsdp_sd_find(sd, scalings[i], strlen(scalings[i])) >= 0)
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "'%s' has scaled rotary frequencies ('%s'), and config.json needs "
-                             "their original numbers; --copy-from DIR names the model's",
-                             checkpoint->path, scalings[i]);
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE,
+                "'%s' has scaled rotary frequencies ('%s'), and config.json needs their original "
+                "numbers; give the directory of the model's config.json with --copy-from DIR",
+                checkpoint->path, scalings[i]);
     if (!drops_pairs(request))
         return fsdp_gguf_config_text(sd, out, err);
     if (fsdp_gguf_config_text(sd, out, NULL) != FSDP_OK)

@@ -537,7 +537,8 @@ static fsdp_status read_line(map_reader *reader, fsdp_error *err)
     const char *first = reader->words[0];
     if (reader->is_indented) {
         if (!reader->rule)
-            return refuse(reader, "an indented line belongs to a rule, and there is none", err);
+            return refuse(reader, "an indented line belongs to a rule, but there is none before it",
+                          err);
         if (strcmp(first, "+") == 0)
             return read_more_names(reader, err);
         if (reader->has_right)
@@ -585,7 +586,7 @@ fsdp_status fsdp_map_parse(const char *text, size_t size, const char *path, fsdp
     map->name = map->path ? name_of(map) : NULL;
     fsdp_status st = !map->name ? no_memory(err)
                      : memchr(text, '\0', size)
-                         ? fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is not a text", path)
+                         ? fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is not a text file", path)
                          : read_map(&reader, err);
     if (st != FSDP_OK) {
         fsdp_map_free(map);

@@ -107,7 +107,7 @@ static fsdp_status add_list(fsdp_derivation *derivation, const char *name, const
         bool is_whole = item->kind == FSDP_VALUE_I64;
         if (!is_whole && item->kind != FSDP_VALUE_F64)
             return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                             "config.json scales rotary frequencies by what is not a number");
+                             "a factor of rotary frequencies in config.json is not a number");
         factors[i] = (float)(is_whole ? (double)item->as.i64 : item->as.f64);
     }
     return add_factors(derivation, name, factors, list->as.list.count, err);
@@ -204,9 +204,9 @@ static fsdp_status read_pairs(const fsdp_map_request *request, const fsdp_checkp
         model->directory && request->config
             ? fsdp_gguf_values(request->io, model, pairs, tokenizer_out, err)
             : fsdp_fail(err, FSDP_ERR_USAGE,
-                        "a GGUF file needs the config.json and the tokenizer of its model, and "
-                        "none lies %s '%s': --copy-from DIR names them",
-                        model->directory ? "in" : "beside",
+                        "a GGUF file needs the config.json and the tokenizer of its model, but "
+                        "neither is %s '%s'; give their directory with --copy-from DIR",
+                        model->directory ? "in" : "next to",
                         model->directory ? model->directory : path);
     fsdp_free(beside);
     return st;

@@ -41,15 +41,15 @@ static const char *read_variable(fsdp_arena *arena, const char *text, map_variab
     const char *colon = memchr(text, ':', (size_t)(close - text));
     const char *end = colon ? colon : close;
     if (end == text + 1)
-        return "a variable without a name";
+        return "a variable has no name";
     piece->variable = map_variable(arena, variables, text + 1, (size_t)(end - text - 1));
     if (piece->variable < 0)
-        return "too many variables";
+        return "there are too many variables";
     piece->words = find_words(variables, piece->variable);
     if (colon) {
         piece->words = fsdp_arena_strndup(arena, colon + 1, (size_t)(close - colon - 1));
         if (!piece->words || !*piece->words)
-            return "a variable without words behind its ':'";
+            return "a variable has no words after its ':'";
     }
     *end_out = close + 1;
     return NULL;
@@ -66,7 +66,7 @@ const char *map_pattern_read(fsdp_arena *arena, const char *text, map_variables 
         map_piece piece = {.text = at, .text_size = strcspn(at, "{"), .variable = -1};
         at += piece.text_size;
         if (pattern_out->count == MAP_PIECES)
-            return "a name with too many variables";
+            return "a name has too many variables";
         const char *wrong = *at ? read_variable(arena, at, variables, &piece, &at) : NULL;
         if (wrong)
             return wrong;

@@ -126,7 +126,7 @@ static fsdp_status compute_size(const map_sizes *sizes, const map_size *size, in
                ? FSDP_OK
                : fsdp_fail(err, FSDP_ERR_USAGE,
                            "the size '%s' is unknown: neither the checkpoint nor a config.json has "
-                           "%s; --size %s=NUMBER gives it",
+                           "%s; give it with --size %s=NUMBER",
                            size->name, size->sources, size->name);
 }
 
@@ -142,8 +142,8 @@ static fsdp_status compute_name(const map_sizes *sizes, const char *name, size_t
         config_number(sizes->call->config, name, size, value_out))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "the number '%.*s' is unknown; --size %.*s=NUMBER gives it", (int)size, name,
-                     (int)size, name);
+                     "the number '%.*s' is unknown; give it with --size %.*s=NUMBER", (int)size,
+                     name, (int)size, name);
 }
 
 /* --- expressions ---------------------------------------------------------------------------------- */
@@ -292,7 +292,7 @@ fsdp_status map_sizes_compute(const map_sizes *sizes, const char *expression, in
     if (*reader.at != '\0')
         return refuse(&reader, "the expression does not end", err);
     if (*value_out < 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is %" PRId64 ", which is no size", expression,
-                         *value_out);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is %" PRId64 ", which is not a size",
+                         expression, *value_out);
     return FSDP_OK;
 }

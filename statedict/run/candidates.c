@@ -77,6 +77,6 @@ fsdp_status fsdp_candidate_check_step(const fsdp_candidate *candidate, int64_t s
 {
     if (candidate->step == FSDP_NO_STEP || candidate->step == stored_step)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' holds step %lld; it was renamed", candidate->path,
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' holds step %lld: it was renamed", candidate->path,
                      (long long)stored_step);
 }

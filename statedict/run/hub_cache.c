@@ -95,7 +95,7 @@ static fsdp_status check_inside(const char *path, const char *snapshot, fsdp_io 
     if (cache.device == above.device && cache.node == above.node)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_REFUSED,
-                     "'%s' leads out of '%s'; --follow-links follows it, or name the directory",
+                     "'%s' leads out of '%s'; follow it with --follow-links, or name the directory",
                      snapshot, path);
 }
 

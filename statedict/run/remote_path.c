@@ -97,21 +97,21 @@ static void advise(fsdp_io *io, const char *path, fsdp_text *text)
         size_t size = strlen(services[i].start);
         if (strncmp(path, services[i].start, size) != 0)
             continue;
-        fsdp_text_addf(
-            text, "; it is an address of %s, and only files here are read: ", services[i].service);
+        fsdp_text_addf(text,
+                       "; it is an address of %s, but only local files are read; get it with ",
+                       services[i].service);
         if (strcmp(services[i].command, hub_command) == 0)
             add_hub(text, path + size);
         else
             add_copy(text, services[i].command, path);
-        fsdp_text_addf(text, " gets it");
         return;
     }
     if (strstr(path, "://"))
-        fsdp_text_addf(text, "; it is an address, and only files here are read: copy it first");
+        fsdp_text_addf(text, "; it is an address, but only local files are read; copy it first");
     else if (is_hub_name(io, path)) {
-        fsdp_text_addf(text, "; if that is a model of Hugging Face, ");
+        fsdp_text_addf(text, "; if that is a model of Hugging Face, get it with ");
         add_hub(text, path);
-        fsdp_text_addf(text, " gets it, and its directory is the path");
+        fsdp_text_addf(text, " and name its directory");
     }
 }
 

@@ -25,10 +25,8 @@ static bool find_set_aside(const char *path, fsdp_io *io, const fsdp_watch *watc
 {
     if (!fsdp_replaced_find(io, path, path_out))
         return false;
-    fsdp_notice(
-        watch,
-        "'%s' was being overwritten when that was interrupted: using the old checkpoint '%s'", path,
-        *path_out);
+    fsdp_notice(watch, "the overwrite of '%s' was interrupted; using the old checkpoint '%s'", path,
+                *path_out);
     return true;
 }
 
@@ -106,7 +104,7 @@ static void notify_part(const char *path, const fsdp_watch *watch)
     const char *slash = strrchr(path, '/');
     int number, count;
     if (fsdp_source_is_part(path, &number, &count) && count > 1)
-        fsdp_notice(watch, "'%s' is one of %d files of a model: name the directory '%.*s' for all",
+        fsdp_notice(watch, "'%s' is one of %d files of a model; name the directory '%.*s' for all",
                     path, count, slash ? (int)(slash - path) : 1, slash ? path : ".");
 }
 

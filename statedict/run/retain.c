@@ -202,7 +202,7 @@ typedef struct retention {
     const char *run;
     const fsdp_retention *policy;
     const fsdp_retain_opts *opts;
-    bool save_in_progress; /* another job holds the lease; only without one of its own */
+    bool save_in_progress; /* another job holds the lease; only if the caller holds none */
     fsdp_io *io;
     fsdp_lease_keeper keeper; /* refreshes the lease and calls the caller's watch */
     fsdp_run_steps steps;
@@ -215,11 +215,11 @@ fsdp_status fsdp_retention_check(const fsdp_retention *policy, fsdp_error *err)
 {
     if (policy && policy->keep_last < LEAST_KEPT)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "keep_last is %d, at least %d are kept: one while the next is written, "
-                         "one in case it is damaged",
+                         "keep_last is %d, but at least %d are kept: one while the next is "
+                         "written, one in case it is damaged",
                          policy->keep_last, LEAST_KEPT);
     if (policy && policy->keep_every < 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "keep_every is %" PRId64, policy->keep_every);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "keep_every cannot be %" PRId64, policy->keep_every);
     return FSDP_OK;
 }
 

@@ -275,11 +275,11 @@ fsdp_status fsdp_run_refuse_newer(const char *path, fsdp_io *io, fsdp_error *err
     fsdp_error reason = {0};
     fsdp_status status = fsdp_manifest_major(io, path, &major, &reason);
     if (status == FSDP_OK && major > FSDP_FORMAT_MAJOR)
-        return fsdp_fail(err, FSDP_ERR_REFUSED,
-                         "'%s' is of format version %d, this fsdp reads version %d; an fsdp that "
-                         "knows that version is needed. An older checkpoint of the run is used "
-                         "only if its own path is given",
-                         path, major, FSDP_FORMAT_MAJOR);
+        return fsdp_fail(
+            err, FSDP_ERR_REFUSED,
+            "'%s' has format version %d, but this fsdp reads version %d; use an fsdp that reads "
+            "that version, or name an older checkpoint of the run by its own path",
+            path, major, FSDP_FORMAT_MAJOR);
     if (status == FSDP_OK || fsdp_run_may_skip(status, &reason))
         return FSDP_OK;
     if (err)

@@ -308,7 +308,8 @@ static fsdp_status check_options(const save_job *job, fsdp_error *err)
 {
     const fsdp_save_opts *opts = job->opts;
     if (opts->kind != FSDP_SHARDED && opts->kind != FSDP_FULL && opts->kind != FSDP_LOCAL)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unknown kind of checkpoint %d", (int)opts->kind);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the checkpoint cannot have the kind %d",
+                         (int)opts->kind);
     if (fsdp_save_step(opts) < FSDP_NO_STEP)
         return fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative",
                          (long long)fsdp_save_step(opts));
@@ -347,7 +348,7 @@ static fsdp_status prepare(save_job *job, fsdp_error *err)
     return fsdp_box_plan_save(&input, &job->plan, err);
 }
 
-/* Checks before the first byte that the disk has room, and warns of a file system in memory. */
+/* Checks before the first byte that the disk has enough space, and warns of a file system in memory. */
 static fsdp_status check_place(const save_job *job, const char *dir, fsdp_error *err)
 {
     const fsdp_save_opts *opts = job->opts;
@@ -360,7 +361,7 @@ static fsdp_status check_place(const save_job *job, const char *dir, fsdp_error 
         fsdp_require_space(job->io, dir, &volume, fsdp_volume_room(job->sd, &volume), &space, err));
     if (space.in_memory && !opts->skip_fsync)
         fsdp_notice(&opts->watch,
-                    "'%s' is on a file system in memory: the checkpoint is not durable, it is gone "
+                    "'%s' is on a file system in memory: the checkpoint is not durable: it is gone "
                     "when the machine restarts",
                     dir);
     return FSDP_OK;

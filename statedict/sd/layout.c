@@ -88,7 +88,7 @@ static fsdp_status set_shape(fsdp_mesh *mesh, int ndim, const int64_t *shape, fs
     mesh->size = 1;
     for (int i = 0; i < ndim; i++) {
         if (shape[i] < 1)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "mesh dim %d has size %lld", i,
+            return fsdp_fail(err, FSDP_ERR_USAGE, "mesh dim %d cannot have size %lld", i,
                              (long long)shape[i]);
         if (shape[i] > INT_MAX || mesh->size > INT_MAX / shape[i])
             return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh has more than %d ranks", INT_MAX);
@@ -128,14 +128,15 @@ static fsdp_status set_ranks(fsdp_mesh *mesh, const int *ranks, fsdp_error *err)
         mesh->by_rank[i] = (mesh_member){.rank = ranks[i], .position = (int)i};
     qsort(mesh->by_rank, n, sizeof *mesh->by_rank, compare_ranks);
     if (mesh->by_rank[0].rank < 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh names rank %d", mesh->by_rank[0].rank);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh cannot name rank %d",
+                         mesh->by_rank[0].rank);
     for (size_t i = 1; i < n; i++) {
         if (mesh->by_rank[i].rank == mesh->by_rank[i - 1].rank)
             return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh names rank %d twice",
                              mesh->by_rank[i].rank);
     }
     if (mesh->by_rank[n - 1].rank == INT_MAX)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh names rank %d", INT_MAX);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh cannot name rank %d", INT_MAX);
     mesh->world = mesh->by_rank[n - 1].rank + 1;
     return FSDP_OK;
 }
@@ -623,13 +624,14 @@ static fsdp_status check_each_box(const fsdp_layout *layout, int ndim, const int
         const fsdp_rank_box *item = &layout->boxes[i];
         char text[BOX_TEXT];
         if (item->rank < 0 || item->rank == INT_MAX)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "box %zu is of rank %d", i, item->rank);
+            return fsdp_fail(err, FSDP_ERR_USAGE, "box %zu cannot belong to rank %d", i,
+                             item->rank);
         if (i > 0 && item->rank < layout->boxes[i - 1].rank)
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "the boxes are not sorted by rank: box %zu of rank %d follows rank %d",
                              i, item->rank, layout->boxes[i - 1].rank);
         if (item->box.ndim != ndim)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "box %zu has %d dims, the tensor has %d", i,
+            return fsdp_fail(err, FSDP_ERR_USAGE, "box %zu has %d dims, but the tensor has %d", i,
                              item->box.ndim, ndim);
         if (!fsdp_box_contains(&whole, &item->box))
             return fsdp_fail(err, FSDP_ERR_USAGE, "box %zu of rank %d is not inside the tensor", i,
@@ -942,7 +944,7 @@ static fsdp_status check_flat_layout(const fsdp_layout *layout, int ndim, const 
     if (layout->flat_count < 0 || layout->flat_count % ranks != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "a flat buffer of %" PRId64 " elements cannot be cut into %" PRId64
-                         " equal chunks: pad it",
+                         " equal chunks; pad it",
                          layout->flat_count, ranks);
     if (layout->flat_offset < 0 || layout->flat_offset > layout->flat_count ||
         count > layout->flat_count - layout->flat_offset)
@@ -959,7 +961,8 @@ fsdp_status fsdp_layout_check(const fsdp_layout *layout, int ndim, const int64_t
     if (layout->kind == FSDP_LAYOUT_BOXES)
         return layout_check_boxes(layout, ndim, shape, err);
     if (layout->kind != FSDP_LAYOUT_MESH && layout->kind != FSDP_LAYOUT_FLAT)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unknown kind of layout %d", (int)layout->kind);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the layout has the unknown kind %d",
+                         (int)layout->kind);
     if (!layout->mesh)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the layout has no mesh");
     if (layout->kind == FSDP_LAYOUT_FLAT)

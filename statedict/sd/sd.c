@@ -111,8 +111,8 @@ static fsdp_status check_name(const fsdp_sd *sd, const char *name, size_t size, 
 {
     char text[NAME_TEXT];
     if (!name && size > 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "a name of %zu bytes without an address: 'name' is NULL", size);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a name of %zu bytes has no address: 'name' is NULL",
+                         size);
     if (size > FSDP_MAX_NAME)
         return fsdp_fail(err, FSDP_ERR_USAGE, "name is %zu bytes long, at most 65,535 are allowed",
                          size);
@@ -216,7 +216,7 @@ static fsdp_status check_tensor(const fsdp_tensor *tensor, fsdp_error *err)
 {
     const fsdp_dtype_info *info = fsdp_dtype_describe(tensor->dtype);
     if (!info)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unknown dtype %d", (int)tensor->dtype);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the dtype %d is unknown", (int)tensor->dtype);
     size_t most = info->values > info->size ? info->values : info->size; /* both are counted */
     FSDP_TRY(fsdp_shape_check(tensor->ndim, tensor->shape, most, err));
     return fsdp_layout_check(&tensor->layout, tensor->ndim, tensor->shape, err);
@@ -296,7 +296,7 @@ fsdp_status fsdp_sd_add_alias(fsdp_sd *sd, const char *name, size_t name_size, c
             err, FSDP_ERR_USAGE, "alias '%s' names '%s', which is %s",
             fsdp_printable(entry.name, name_size, name_text, sizeof name_text),
             fsdp_printable(target ? target : "", target_size, target_text, sizeof target_text),
-            index < 0 ? "not in the state dict: add that tensor first" : "no tensor");
+            index < 0 ? "not in the state dict: add that tensor first" : "not a tensor");
     }
     entry.target = (size_t)index;
     append_entry(sd, &entry);

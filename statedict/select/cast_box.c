@@ -36,15 +36,15 @@ static fsdp_status fail_misfit(const fsdp_recast_box *box, int64_t number, doubl
     }
     double clamped = cast_value(value, box->to, FSDP_OVERFLOW_CLAMP);
     double infinite = cast_value(value, box->to, FSDP_OVERFLOW_INF);
-    return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' is %.9g at %s, which %s cannot hold; --on-overflow clamp makes it %.9g, "
-                     "--on-overflow inf makes it %s, --dtype-for 'RE=keep' keeps the tensor",
-                     fsdp_printable(box->name, box->name_size, name, sizeof name), value,
-                     fsdp_shape_text(box->box->ndim, at, place, sizeof place),
-                     fsdp_dtype_name(box->to), clamped,
-                     isnan(infinite) ? "NaN"
-                     : infinite < 0  ? "-inf"
-                                     : "inf");
+    return fsdp_fail(
+        err, FSDP_ERR_DAMAGED,
+        "'%s' is %.9g at %s, which %s cannot hold; use --on-overflow clamp to make it %.9g, "
+        "--on-overflow inf to make it %s, or --dtype-for 'RE=keep' to keep the tensor",
+        fsdp_printable(box->name, box->name_size, name, sizeof name), value,
+        fsdp_shape_text(box->box->ndim, at, place, sizeof place), fsdp_dtype_name(box->to), clamped,
+        isnan(infinite) ? "NaN"
+        : infinite < 0  ? "-inf"
+                        : "inf");
 }
 
 fsdp_status fsdp_recast(const fsdp_recast_box *box, fsdp_on_overflow on_overflow,

@@ -342,7 +342,7 @@ fsdp_status fsdp_drop_rules_check(const fsdp_drop_rules *rules, const fsdp_sd *s
     for (size_t i = 0; i < rules->count; i++)
         if (rules->items[i].kind == DROP_NAMES && !matches_some(sd, &rules->items[i].expression))
             return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "--drop '%.200s' matches no name; fsdp-ls lists them",
+                             "--drop '%.200s' matches no name; list them with fsdp-ls",
                              rules->opts->drops[i]);
     return FSDP_OK;
 }
@@ -365,7 +365,7 @@ static fsdp_status check_metadata(const fsdp_drop_rules *rules, const fsdp_text_
             !matches_some_key(metadata, &rules->items[i].expression))
             return fsdp_fail(
                 err, FSDP_ERR_USAGE,
-                "--drop '%.200s' matches no key of the metadata; fsdp-ls --json lists them",
+                "--drop '%.200s' matches no key of the metadata; list them with fsdp-ls --json",
                 rules->opts->drops[i]);
     return FSDP_OK;
 }
@@ -394,7 +394,7 @@ static bool is_hash(const fsdp_text_pair *pair)
 typedef struct choosing {
     const fsdp_metadata_from *from;
     const fsdp_drop_rules *drops;
-    bool keeps; /* the format has room for them */
+    bool keeps; /* the format can hold them */
     fsdp_text_pairs contradicting, kept;
     fsdp_metadata_choice *choice;
 } choosing;
@@ -410,15 +410,15 @@ static fsdp_status choose(choosing *work, const fsdp_text_pair *pair, fsdp_error
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "the metadata of '%s' joins quantized tensors by their names "
                          "('tensor_names' of torchao), of which %" PRId64
-                         " change: --names keep without --rename leaves them, --drop metadata "
-                         "leaves the texts out",
+                         " change; keep them with --names keep and without --rename, or leave the "
+                         "texts out with --drop metadata",
                          work->from->path, work->from->renamed);
     const fsdp_text_pair *files =
         fsdp_text_pairs_find(&work->contradicting, pair->key, pair->key_size);
     if (files)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "%s of '%s' contradict each other: '%s' of their metadata has two texts; "
-                         "--drop metadata:REGEX leaves it out",
+                         "leave it out with --drop metadata:REGEX",
                          files->text, work->from->path,
                          fsdp_printable(pair->key, pair->key_size, key, sizeof key));
     return fsdp_text_pairs_add(&work->kept, pair, err);

@@ -76,7 +76,7 @@ static fsdp_status read_entry(forming *work, size_t number, const fsdp_group_nam
         .name = entry->name, .parts = *parts, .value = &entry->value, .entry = number};
     if (entry->kind != FSDP_ENTRY_VALUE || fsdp_value_is_opaque(&entry->value) ||
         (parts->option_size == 0 && !fsdp_group_list_fits(&entry->value)))
-        return leave(work, number, "it is no plain value", err);
+        return leave(work, number, "it is not a plain value", err);
     work->is_replaced[number] = true;
     FSDP_TRY(find_spelling(work, entry, parts, &source.spelling, err));
     return fsdp_groups_read(&work->groups, &source, err);

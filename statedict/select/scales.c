@@ -187,8 +187,8 @@ static fsdp_status fail(const scale_search *search, fsdp_error *err)
     fsdp_text_addf(&text, search->has_unknown
                               ? "; keep both tensors with --dtype-for 'RE=keep', or dequantize the "
                                 "model in its own framework first"
-                              : "; --dequant bf16 makes plain weights of them, and --dtype-for "
-                                "'RE=keep' keeps both tensors");
+                              : "; make them plain weights with --dequant bf16, or keep both "
+                                "tensors with --dtype-for 'RE=keep'");
     fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
                                  : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
     fsdp_text_release(&text);

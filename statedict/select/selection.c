@@ -342,7 +342,7 @@ static void add_count(const excess_group *group, fsdp_text *text)
         fsdp_text_addf(text, "%zu value%s", count, end);
 }
 
-/* The first names: the room of a message is shared by all groups. */
+/* Adds the first names: all groups share the size of a message. */
 static void add_names(const excess_group *group, size_t most, fsdp_text *text)
 {
     size_t start = text->size;
@@ -362,27 +362,26 @@ static void add_other_ways(const excess_list *excess, fsdp_text *text)
     for (size_t i = 0; i < excess->count; i++) {
         const char *kind = behind(excess->groups[i].drop, FSDP_DROP_TENSORS);
         if (kind && strcmp(kind, "void") == 0)
-            fsdp_text_addf(text, "; --void-as bf16 reads elements of 2 bytes as bf16");
+            fsdp_text_addf(text, "; read elements of 2 bytes as bf16 with --void-as bf16");
         if (kind && strcmp(kind, "flat") == 0 && !excess->has_pieces)
-            fsdp_text_addf(text, "; rank files name its parts where the units' shard_metadata was "
-                                 "saved beside it");
+            fsdp_text_addf(text, "; rank files name its parts only if the units' shard_metadata "
+                                 "was saved next to it");
     }
     if (excess->has_pieces)
-        fsdp_text_addf(text, "; the ranks have pieces of parameters, whose shapes --like MODEL "
-                             "gives: a Hugging Face directory or a checkpoint of the model");
+        fsdp_text_addf(text, "; the ranks have pieces of parameters; give their shapes with --like "
+                             "MODEL, a Hugging Face directory or a checkpoint of the model");
 }
 
 /* Leaving these out would leave no model. */
 static void add_reason(const excess_list *excess, fsdp_text *text)
 {
     if (excess->has_units)
-        fsdp_text_addf(text,
-                       "; a tensor of a subclass is one unit, with its scale: in Python, save "
-                       "it as a plain tensor (dequantize()), or keep it whole with --to dcp "
-                       "--opaque copy");
+        fsdp_text_addf(
+            text, "; a tensor of a subclass is one unit, with its scale; in Python, save it as a "
+                  "plain tensor (dequantize()), or keep it whole with --to dcp --opaque copy");
     else
-        fsdp_text_addf(text, "; without them no weights are left to convert: fsdp-ls lists what "
-                             "the source holds");
+        fsdp_text_addf(text, "; without them no weights are left to convert; list what the source "
+                             "holds with fsdp-ls");
 }
 
 /* Ends with the arguments: tools/convert/convert_advice.c makes a command line of them. */
@@ -401,8 +400,8 @@ static void add_advice(const excess_list *excess, fsdp_text *text)
     for (size_t i = 0; i < excess->count; i++)
         if (is_cast(&excess->groups[i]))
             fsdp_text_addf(text,
-                           "; it has no %s: choose another --dtype, or keep tensors as they "
-                           "are with --dtype-for 'RE=keep'",
+                           "; it has no %s; choose another --dtype, or keep tensors as they are "
+                           "with --dtype-for 'RE=keep'",
                            behind(excess->groups[i].drop, FSDP_CAST_TO));
 }
 
@@ -787,7 +786,7 @@ static fsdp_status check_one(const selecting *work, fsdp_error *err)
         return FSDP_OK;
     return fsdp_fail(
         err, FSDP_ERR_USAGE,
-        "%s holds one tensor, and %zu are selected: choose one with --include, or write an npz",
+        "%s holds one tensor, but %zu are selected; choose one with --include, or write an npz",
         work->target->name, tensors);
 }
 
@@ -1020,15 +1019,15 @@ static fsdp_status fail_empty(const selecting *work, fsdp_error *err)
     const char *label = other_weights(work, &size);
     if (label)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "there is no model, and %s takes only the model by default: --part '%s' "
-                         "takes other weights",
+                         "there is no model, and %s takes only the model by default; take other "
+                         "weights with --part '%s'",
                          work->target->name, fsdp_printable(label, size, part, sizeof part));
     return fsdp_fail(
         err, FSDP_ERR_USAGE, "%s, and %s is for models: %s",
         work->selection->has_other ? "there is no model" : "all entries belong to the optimizer",
         work->target->name,
         has_tensors(work->sd) ? "fsdp, dcp, fsdp-file and torch hold other tensors as well"
-                              : "fsdp-ls lists what the source holds");
+                              : "list what the source holds with fsdp-ls");
 }
 
 static fsdp_status describe_parts(selecting *work, fsdp_error *err)
@@ -1068,7 +1067,7 @@ static fsdp_status check_model(const selecting *work, fsdp_error *err)
         if (is_double(work->sd, entry))
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "the source holds two tensors of one name, and '%s' is the second; "
-                             "choose by --exclude, or --rename it",
+                             "leave one out with --exclude, or rename it with --rename",
                              fsdp_printable(entry->name, entry->name_size, name, sizeof name));
         entry = fsdp_sd_at(work->sd, fsdp_sd_tensor_of(work->sd, i));
         tensors++;
@@ -1078,8 +1077,8 @@ static fsdp_status check_model(const selecting *work, fsdp_error *err)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "%s of the model without one element: the weights are in other files "
-                     "(DeepSpeed's ZeRO-3 keeps them in *_optim_states.pt: give the directory); "
-                     "--only all converts what is here",
+                     "(DeepSpeed's ZeRO-3 keeps them in *_optim_states.pt); give the directory, or "
+                     "convert what is here with --only all",
                      tensors == 1 ? "this is a tensor" : "these are tensors");
 }
 

@@ -94,11 +94,11 @@ int64_t fsdp_block_reader_bytes(bool encoded)
 fsdp_status fsdp_check_budget(int threads, int64_t memory, fsdp_error *err)
 {
     if (threads < 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%d threads: the number must not be negative",
-                         threads);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the number of threads is %d: it must not be negative", threads);
     if (memory < 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "%" PRId64 " bytes of memory: the number must not be negative", memory);
+                         "the memory is %" PRId64 " bytes: it must not be negative", memory);
     return FSDP_OK;
 }
 
@@ -383,7 +383,7 @@ fsdp_status fsdp_fail_slab(int64_t bytes, int threads, fsdp_error *err)
 {
     return fsdp_fail(
         err, FSDP_ERR_LIMIT,
-        "cannot allocate %lld KiB for a slab of a tensor, and each of %d threads takes "
-        "one: lower --mem (fsdp-train: --save.mem) or --jobs, or allow the process more memory",
+        "cannot allocate %lld KiB for a slab of a tensor, and each of %d threads takes one; lower "
+        "--mem (fsdp-train: --save.mem) or --jobs, or allow the process more memory",
         (long long)(bytes >> 10), threads);
 }

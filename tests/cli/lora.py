@@ -146,7 +146,7 @@ def ranks_are_those_of_the_settings():
     assert merge().returncode == 0
     for patterns in ({}, {r"layers\.\d\..*": 4}, {".*": 4}):
         refused(4, "_proj': its product has the rank", tensors=tensors, rank_pattern=patterns)
-    refused(4, "its product has the rank 2, and adapter_config.json says 8", text='{"peft_type": "LORA"}')
+    refused(4, "its product has the rank 2, but adapter_config.json says 8", text='{"peft_type": "LORA"}')
 
 
 @case
@@ -328,7 +328,7 @@ def directories_that_are_no_adapters():
             ("base", "base", 3, "'base' is not an adapter of PEFT"),
             ("base", "nowhere", 3, "cannot open 'nowhere'"),
             ("base", ".", 3, "'.' is not an adapter of PEFT"),
-            ("base", "torn", 4, "'torn/latest' names 'global_step5', which is not there"),
+            ("base", "torn", 4, "'torn/latest' names 'global_step5', which is missing"),
             ("base", "base/model.safetensors", 3, "is not an adapter of PEFT")):
         done = convert(source, "ours", "--to", "hf", "--adapter", adapter)
         assert done.returncode == status and words in done.stderr, (source, adapter, done.stderr)

@@ -35,8 +35,8 @@ REFUSED = {r"(a)\1": "refers back", r"(?P<n>a)": "named group", r"(?P<n>a)(?P=n)
 WRONG = {r"*a": "nothing to repeat", r"a**": "repeats a repetition", r"a{2}{3}": "repeats a repetition",
          r"a|*": "nothing to repeat", r"^*": "nothing to repeat", r"(a": "not closed",
          r"a)": "closes no group",
-         r"[a": "not closed", r"[z-a]": "order", r"[a-\d]": "order", r"\q": "not known", r"[\A]": "not known",
-         "a\\": "backslash", r"\x4": "too few digits", r"a{3,2}": "more often",
+         r"[a": "not closed", r"[z-a]": "in order", r"[a-\d]": "in order", r"\q": "not known",
+         r"[\A]": "not known", "a\\": "backslash", r"\x4": "too few digits", r"a{3,2}": "exceeds its maximum",
          r"(?:{2})": "nothing to repeat",
          r"[\8]": "not known", r"\b+": "nothing to repeat", r"(?z)": "flags"}
 
@@ -127,7 +127,7 @@ def main():
         assert not compiled(expression), expression
     for text in ("na\u00efve", "a" * 5000):
         (_, answer), = ask(program, [("match", ".*", text)])
-        assert "not compared" in answer, answer
+        assert "cannot compare a name" in answer, answer
     # time and memory are bounded where a backtracking reader takes exponential time
     for expression in (r"(a*)*b", r"(a|a)*b", r"(a|aa)+$", r"(?:(?:a*)*)*b"):
         (_, answer), = ask(program, [("fullmatch", expression, "a" * 4000 + "c")])

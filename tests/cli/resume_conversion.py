@@ -96,7 +96,7 @@ def resume(root, name):
     assert files(root / "cut" / name) == files(root / "whole" / name), name
     assert os.listdir(root / "cut") == [name], os.listdir(root / "cut")
     assert "resuming" in done.stderr, done.stderr
-    return int(re.search(r"(\d+) bytes were there already", done.stderr).group(1))
+    return int(re.search(r"(\d+) bytes existed already", done.stderr).group(1))
 
 
 def kill_early(root, name, wanted):

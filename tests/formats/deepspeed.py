@@ -138,9 +138,9 @@ def check_universal_refused(folder):
     """A source that DeepSpeed could not continue from is refused."""
     source = GOLDEN / "zero2-w2-nofrozen" / "data"
     cases = {("--only", "model"): "has no optimizer state",
-             ("--rename", "s/^gain$/a\\/b/"): "'a/b': DeepSpeed needs a folder of its name",
-             ("--rename", "s/^gain$/g/"): "DeepSpeed finds the states of a weight NAME as optim.state.NAME.KEY",
-             ("--rename", "s/state.gain.exp_avg$/state.gain.fp32/"): "DeepSpeed needs a file of its key",
+             ("--rename", "s/^gain$/a\\/b/"): "'a/b': DeepSpeed needs a folder with its name",
+             ("--rename", "s/^gain$/g/"): "DeepSpeed finds the states of a weight NAME as optim.state",
+             ("--rename", "s/state.gain.exp_avg$/state.gain.fp32/"): "a file with the name of its key",
              ("--rename", "s/^global_steps$/module/"): "'module': DeepSpeed has a member of that name"}
     for number, (options, why) in enumerate(cases.items()):
         to = folder / str(number)
@@ -198,7 +198,7 @@ def check_pointers(folder, path):
         for command in (("fsdp-ls", path), ("fsdp-verify", path), ("fsdp-verify", "--latest", path),
                         ("fsdp-convert", path, folder / "no", "--to", "fsdp")):
             ran = run(*command)
-            words = (f"/latest' names '{shown}", "which is not there", "has 'global_step3', 'step_a'")
+            words = (f"/latest' names '{shown}", "which is missing", "has 'global_step3', 'step_a'")
             check(ran.returncode == DAMAGED and all(word in ran.stderr for word in words),
                   f"{command[0]} with a pointer to {name!r}: {ran.returncode} {ran.stderr}")
     ran = run("fsdp-convert", path, folder / "chosen", "--to", "fsdp", "--from", "deepspeed")
@@ -465,7 +465,7 @@ def contradictions():
            "rounded to f16")
     yield ("model files of two stages", made.files(2) | {models[1]: made.model(1, 3)}, DAMAGED,
            f"stage 3, such as '{models[1]}'")
-    yield "ranks of another world", with_model(2, dp_world_size=8), DAMAGED, "dp_world_size is 8, and"
+    yield "ranks of another world", with_model(2, dp_world_size=8), DAMAGED, "dp_world_size is 8, but"
     yield ("a layer of another step", in_files({"layer_03-model_states.pt": {"w": weight}}), DAMAGED,
            "layer_03-model_states.pt': the weight '3.w' of its module differs from that of")
     expert = "layer_0_expert_0_mp_rank_00_model_states.pt"
@@ -563,20 +563,20 @@ def refusals():
     """(what, files, status, words of the message)"""
     rank = made.optim_name
     yield "a rank is missing", without(2, rank(1)), DAMAGED, "rank_1_mp_rank_00_optim_states.pt"
-    yield "the first rank is missing", without(2, rank(0)), DAMAGED, "rank 0 is missing"
-    yield "all ranks are missing", {made.model_name(0, 2): made.model(0, 2)}, DAMAGED, "no optimizer file"
+    yield "the first rank is missing", without(2, rank(0)), DAMAGED, "the file of rank 0, before"
+    yield "all ranks are missing", {made.model_name(0, 2): made.model(0, 2)}, DAMAGED, "the optimizer file of"
     yield ("a pipeline without ZeRO", {made.model_name(0, 0): made.model(0, 1) | {"module": None},
                                        "layer_00-model_states.pt": {}}, REFUSED, "a pipeline without ZeRO")
-    yield "no model file", without(2, made.model_name(0, 2)), DAMAGED, "no model file"
+    yield "no model file", without(2, made.model_name(0, 2)), DAMAGED, "the model file of"
     yield "a model file is missing", without(3, made.model_name(1, 3)), DAMAGED, "ranks"
-    yield "a rank is there twice", made.files(2) | {"bf16_" + rank(1): made.optim(1, 2)}, DAMAGED, "same rank"
+    yield "a rank is there twice", made.files(2) | {"bf16_" + rank(1): made.optim(1, 2)}, DAMAGED, "one rank"
     yield "another stage's ranks", made.files(2) | {rank(2): made.optim(1, 2)}, REFUSED, "partition_count"
     yield "more ranks are counted", counting(2, [3]), DAMAGED, "partition_count"
     yield "no ranks are counted", counting(2, [0]), DAMAGED, "partition_count"
     yield "ranks are no number", counting(3, "2"), DAMAGED, "partition_count"
     yield "half of the ranks, no experts", counting(2, [1]), REFUSED, "partition_count"
     yield "a longer parameter", other_shapes(w=(3, 50)), DAMAGED, "end inside parameter 'w'"
-    yield "a shorter parameter", other_shapes(w=(1, 1)), DAMAGED, "more than the parameters"
+    yield "a shorter parameter", other_shapes(w=(1, 1)), DAMAGED, "more elements than the parameters"
     yield "a shape that overflows", other_shapes(w=(1 << 40, 1 << 40)), DAMAGED, "mp_rank_00"
     yield "a negative shape", other_shapes(w=(-3, 5)), DAMAGED, "sizes"
     yield "a shape of words", other_shapes(w="3x5"), DAMAGED, "sizes"
@@ -585,7 +585,7 @@ def refusals():
     yield "a master that is no tensor", mastering([5]), DAMAGED, "master"
     yield "a master that is not flat", mastering([made.tensor([0.0] * 10, (2, 5))]), DAMAGED, "flat"
     yield "a short master", mastering([made.tensor([0.0] * 3)]), DAMAGED, "end inside parameter"
-    yield "no master", mastering([]), DAMAGED, "state of no group"
+    yield "no master", mastering([]), DAMAGED, "state that belongs to no group"
     yield "a master of another dtype", mastering([made.tensor([0.0] * 10, None, "e")]), DAMAGED, "dtype"
     yield "a short master of stage 3", mastering([made.tensor([0.0] * 3)], 3), DAMAGED, "end inside parameter"
     yield "gaps of another group", with_gaps([[0]]), DAMAGED, "param_alignment_paddings"

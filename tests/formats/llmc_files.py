@@ -94,7 +94,7 @@ def not_written(folder):
     path, out = folder / "v3.bin", folder / "out.bin"
     cases = {
         "a missing tensor": (["--exclude", "^lnfb$"], "lnfb"),
-        "another name": (["--rename", "s/^lnfb$/final/"], "no tensor 'final'"),
+        "another name": (["--rename", "s/^lnfb$/final/"], "cannot hold the tensor 'final'"),
         "a missing number": (["--exclude", "^channels$"], "need the value 'channels'"),
         "biases of another size": ([word for rule in ("s/^qkvb$/x/", "s/^fcb$/qkvb/", "s/^x$/fcb/")
                                     for word in ("--rename", rule)], "'qkvb' does not have the shape"),

@@ -270,7 +270,7 @@ def check_pointer(folder):
     pointer = folder / "latest_checkpointed_iteration.txt"
     for text, words, status in (("5", "is read as 'iter_0000005'", 0),
                                 ("iter_0000005\n", "is read as 'iter_0000005'", 0),
-                                ("7", "iteration.txt' names '7', which is not there", 4),
+                                ("7", "iteration.txt' names '7', which is missing", 4),
                                 ("7", "has 'iter_0000005', 'iter_0000009'", 4), ("9", "iter_0000009", 3),
                                 ("release", "names 'release', which", 4)):
         pointer.write_text(text)

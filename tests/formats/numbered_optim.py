@@ -157,10 +157,10 @@ def what_does_not_fit_is_refused(folder):
     model = {"a.weight": (2, 2), "v.weight": (2,), "z.bias": (2, 2)}
     fits = {"state": states(3, [(2, 2), (2,), (2, 2)]), "param_groups": groups(range(3))}
     for optim, words in (
-            ({**fits, "state": states(3, [(2, 2), (2,), (2, 3)])}, "has not the shape of 'z.bias'"),
+            ({**fits, "state": states(3, [(2, 2), (2,), (2, 3)])}, "does not have the shape of 'z.bias'"),
             ({"state": states(3), "param_groups": groups((0, 1), (2,))}, "two ways to name them fit"),
             ({"state": states(2), "param_groups": groups((0, 1))}, "the model has 3"),
-            ({"state": states(2), "param_groups": groups((0, 1, 1))}, "one number is there twice")):
+            ({"state": states(2), "param_groups": groups((0, 1, 1))}, "a number appears twice")):
         said = convert(save(folder, model, optim, "other"), folder / "no", "--to", "dcp", status=USAGE)
         assert "'optim' numbers its" in said and words in said, said
         source = save(folder, model, optim)

@@ -225,7 +225,8 @@ def meshes():
           [{"x": half(r, layout_mesh([0, 1], (4,), (1,)))} for r in range(2)])
     fails("a large mesh", DAMAGED, "impossible sizes",
           [{"x": half(r, layout_mesh([0, 1], (1 << 60,), (1,)))} for r in range(2)])
-    fails("negative ranks", DAMAGED, "an impossible rank", [{"x": half(r, old_mesh([r, -7], (2,)))} for r in range(2)])
+    fails("negative ranks", DAMAGED, "an impossible rank",
+          [{"x": half(r, old_mesh([r, -7], (2,)))} for r in range(2)])
     fails("no mesh", DAMAGED, "no list of ranks", [{"x": half(r, None)} for r in range(2)])
     fails("17 dims", LIMIT, "dims", [{"x": half(0, old_mesh([0], (1,) * 17))}])
 

@@ -220,7 +220,7 @@ def nothing_left(folder):
     for name in ("training_args", "arguments", "numbers"):
         for target in ("l.safetensors", "l.npz"):
             ran = run("fsdp-convert", folder / f"{name}.pt", folder / target)
-            check(ran.returncode == USAGE and "fsdp-ls lists what" in ran.stderr, ran.stderr)
+            check(ran.returncode == USAGE and "the source holds with fsdp-ls" in ran.stderr, ran.stderr)
             check("--drop" not in ran.stderr and "--opaque" not in ran.stderr, ran.stderr)
 
 

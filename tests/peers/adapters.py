@@ -282,9 +282,9 @@ def adapters_that_do_not_fit():
              "error: 'model.layers.0.self_attn.q_proj': an adapter of a convolution"),
             ({start + "A.weight": torch.zeros(4, 63)}, "does not fit a weight of [64, 64]"),
             ({start + "A.weight": torch.zeros(0, 64), start + "B.weight": torch.zeros(64, 0)},
-             "has the rank 0, and adapter_config.json says 4"),
+             "has the rank 0, but adapter_config.json says 4"),
             ({start + "B.weight": torch.full((64, 4), float("nan"))}, "a sum does not fit in f32"),
-            ({"base_model.model.other.lora_A.weight": torch.zeros(4, 64)}, "is it of this model?")):
+            ({"base_model.model.other.lora_A.weight": torch.zeros(4, 64)}, "belong to another model")):
         changed = {name: tensor for name, tensor in {**tensors, **change}.items() if tensor is not None}
         save_file(changed, "adapter/adapter_model.safetensors")
         done = convert("base", "ours", "--to", "hf", "--adapter", "adapter")

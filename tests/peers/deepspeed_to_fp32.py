@@ -33,7 +33,7 @@ FORMS = {  # of runs: the stage, more settings, and the numbers of ranks
     "zero1-f32-gradients": (1, BF16 | {"data_types": {"grad_accum_dtype": "fp32"}}, (2, 3)),
 }
 REFUSED = {"zero1-f32-gradients"}  # by zero_to_fp32
-MISREAD = {"zero2-round-robin"}  # by DeepSpeed's accessors of master weights and moments; the weights are masters
+MISREAD = {"zero2-round-robin"}  # by DeepSpeed's accessors of masters and moments; the weights are masters
 
 
 # --- a rank of DeepSpeed ---

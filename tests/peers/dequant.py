@@ -116,7 +116,7 @@ def refused():
     whole = {"a.weight": torch.rand(4, 4).to(F8)}
     for name, tensors, status, words in (
             ("plain", {"a.weight": torch.rand(4, 4)}, 2, "has no quantized weights"),
-            ("alone", whole, 2, "has 8 bits and no scales"),
+            ("alone", whole, 2, "has 8 bits but no scales"),
             ("misfit", {**whole, "a.weight_scale": torch.rand(3, 1)}, 4,
              "scales of [3, 1] do not fit a weight of [4, 4]"),
             ("nan", {**whole, "a.weight_scale": torch.full((1, 1), float("nan"))}, 4, "a scale is nan"),

@@ -524,7 +524,7 @@ Test(damage, a_missing_file_is_named)
     expect("c", FSDP_ERR_DAMAGED, "shard-00001-of-00002.h5' is missing");
     expect_finding("c", "shard-00001-of-00002.h5");
     cr_assert_eq(unlink(spoil_manifest("c")), 0);
-    expect("c", FSDP_ERR_NOT_FOUND, "/c' has no manifest: not a complete checkpoint");
+    expect("c", FSDP_ERR_NOT_FOUND, "/c' is not a complete checkpoint: it has no manifest");
     expect("nowhere", FSDP_ERR_NOT_FOUND, "/nowhere'");
 }
 

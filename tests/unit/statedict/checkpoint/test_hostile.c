@@ -285,13 +285,13 @@ LIE(another_hash, view->hashes[0].bytes[3] ^= 16)
 Test(hostile, an_index_that_contradicts_the_manifest_is_damaged)
 {
     contradict(&(index_lie){"dtype", another_dtype, NULL}, FSDP_ERR_DAMAGED,
-               "another box than the manifest says: tensor 'layer/weight'");
+               "a different box than the manifest lists: tensor 'layer/weight'");
     contradict(&(index_lie){"origin", another_origin, NULL}, FSDP_ERR_DAMAGED,
-               "another box than the manifest says: tensor 'layer/weight'");
+               "a different box than the manifest lists: tensor 'layer/weight'");
     contradict(&(index_lie){"name", another_name, NULL}, FSDP_ERR_DAMAGED,
-               "another box than the manifest says: tensor 'layer/weight'");
+               "a different box than the manifest lists: tensor 'layer/weight'");
     contradict(&(index_lie){"short", shorter_name, NULL}, FSDP_ERR_DAMAGED,
-               "another box than the manifest says: tensor 'layer/weight'");
+               "a different box than the manifest lists: tensor 'layer/weight'");
     contradict(&(index_lie){"tensor", another_tensor, NULL}, FSDP_ERR_DAMAGED,
                "lacks a box that the manifest lists: tensor '");
     contradict(&(index_lie){"last", last_tensor, NULL}, FSDP_ERR_DAMAGED,
@@ -302,7 +302,8 @@ Test(hostile, an_index_that_contradicts_the_manifest_is_damaged)
 
 Test(hostile, a_newer_index_is_refused_by_version)
 {
-    contradict(&(index_lie){"newer", newer_index, NULL}, FSDP_ERR_NOT_FOUND, "version 2 is newer");
+    contradict(&(index_lie){"newer", newer_index, NULL}, FSDP_ERR_NOT_FOUND,
+               "its shard index has version 2");
 }
 
 static void keep_finding(void *context, const fsdp_finding *finding)
@@ -325,7 +326,7 @@ Test(hostile, a_box_that_the_manifest_does_not_know_is_found)
                value, sizeof value - 1);
     cr_expect_eq(fsdp_checkpoint_verify(spoil_path("c"), &quick, NULL, &err), FSDP_DIFFERS, "%s",
                  err.text);
-    cr_expect(strstr(found, "boxes that the manifest does not know"), "%s", found);
+    cr_expect(strstr(found, "boxes that the manifest does not list"), "%s", found);
 }
 
 /* --- bombs ------------------------------------------------------------------------------------ */
@@ -436,31 +437,33 @@ typedef struct manifest_lie {
 #define SIXTEEN "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
 static const manifest_lie manifest_lies[] = {
     {"a later version", "\"major\": 1", "\"major\": 2", FSDP_ERR_NOT_FOUND,
-     "an fsdp that knows version 2 is needed"},
+     "use an fsdp that reads version 2"},
     {"version 0", "\"major\": 1", "\"major\": 0", FSDP_ERR_DAMAGED,
      "do not give the format version"},
     {"version 2^70", "\"major\": 1", "\"major\": 1180591620717411303424", FSDP_ERR_DAMAGED,
      "manifest.json"},
-    {"another kind", "\"sharded\"", "\"tiled\"", FSDP_ERR_DAMAGED, "'tiled' is not a known word"},
+    {"another kind", "\"sharded\"", "\"tiled\"", FSDP_ERR_DAMAGED, "the word 'tiled' is unknown"},
     {"another known kind", "\"sharded\"", "\"full\"", FSDP_ERR_DAMAGED,
      "a full checkpoint of 2 ranks has 1 files"},
     {"a kind that escapes", "\"sharded\"", "\"\\u001b[2J\"", FSDP_ERR_DAMAGED, "'\\x1b[2J'"},
-    {"no ranks", "\"world_size\": 2", "\"world_size\": 0", FSDP_ERR_DAMAGED, "world size of 0"},
+    {"no ranks", "\"world_size\": 2", "\"world_size\": 0", FSDP_ERR_DAMAGED,
+     "the world size cannot be 0"},
     {"negative ranks", "\"world_size\": 2", "\"world_size\": -2", FSDP_ERR_DAMAGED,
-     "world size of -2"},
+     "the world size cannot be -2"},
     {"2^31 ranks", "\"world_size\": 2", "\"world_size\": 2147483648", FSDP_ERR_DAMAGED,
-     "world size of 2147483648"},
+     "the world size cannot be 2147483648"},
     {"2^31 - 1 ranks", "\"world_size\": 2", "\"world_size\": 2147483647", FSDP_ERR_DAMAGED,
-     "world size of 2147483647"},
-    {"a negative step", "\"step\": 4", "\"step\": -4", FSDP_ERR_DAMAGED, "step -4"},
+     "the world size cannot be 2147483647"},
+    {"a negative step", "\"step\": 4", "\"step\": -4", FSDP_ERR_DAMAGED, "the step cannot be -4"},
     {"a negative size", "\"size\": ", "\"size\": -", FSDP_ERR_DAMAGED, "negative size"},
     {"a huge size", "\"size\": ", "\"size\": 1", FSDP_ERR_DAMAGED, "the manifest says 1"},
     {"a huge index", "\"index\": [", "\"index\": [9", FSDP_ERR_DAMAGED, "beyond the end"},
     {"a negative index", "\"index\": [", "\"index\": [-", FSDP_ERR_DAMAGED, "negative"},
     {"half a hash", "\"xxh3\": \"", "\"xxh3\": \"0", FSDP_ERR_DAMAGED, "32 hexadecimal digits"},
     {"a mesh beyond the world", "\"shape\": [2]", "\"shape\": [4611686018427387904]",
-     FSDP_ERR_DAMAGED, "mesh of"},
-    {"an empty mesh", "\"shape\": [2]", "\"shape\": [0]", FSDP_ERR_DAMAGED, "mesh dim of size 0"},
+     FSDP_ERR_DAMAGED, "a mesh has"},
+    {"an empty mesh", "\"shape\": [2]", "\"shape\": [0]", FSDP_ERR_DAMAGED,
+     "the size of a mesh dim cannot be 0"},
     {"a mesh of 5 dims", "\"shape\": [2]", "\"shape\": [1, 1, 1, 1, 2]", FSDP_ERR_DAMAGED,
      "more than 4"},
     {"an overflowing shape", "\"shape\": [46, 60]", "\"shape\": [4611686018427387904, 4]",
@@ -472,19 +475,20 @@ static const manifest_lie manifest_lies[] = {
     {"a shape of 65 dims", "\"shape\": [46, 60]",
      "\"shape\": [" SIXTEEN SIXTEEN SIXTEEN SIXTEEN "1]", FSDP_ERR_DAMAGED, "more than 64"},
     {"another shape", "\"shape\": [46, 60]", "\"shape\": [46, 61]", FSDP_ERR_DAMAGED,
-     "another box than the manifest says"},
+     "a different box than the manifest lists"},
     {"a shape of a pebibyte", "\"shape\": [46, 60]", "\"shape\": [281474976710656, 60]",
-     FSDP_ERR_DAMAGED, "another box than the manifest says"},
+     FSDP_ERR_DAMAGED, "a different box than the manifest lists"},
     {"an unknown dtype", "\"dtype\": \"f32\"", "\"dtype\": \"f31\"", FSDP_ERR_DAMAGED,
-     "unknown dtype 'f31'"},
+     "the dtype 'f31' is unknown"},
     {"another dtype", "\"dtype\": \"f32\"", "\"dtype\": \"i32\"", FSDP_ERR_DAMAGED,
-     "another box than the manifest says"},
-    {"mesh 99", "\"mesh\": 0", "\"mesh\": 99", FSDP_ERR_DAMAGED, "mesh 99 of 1"},
-    {"mesh -1", "\"mesh\": 0", "\"mesh\": -1", FSDP_ERR_DAMAGED, "mesh -1 of 1"},
+     "a different box than the manifest lists"},
+    {"mesh 99", "\"mesh\": 0", "\"mesh\": 99", FSDP_ERR_DAMAGED, "mesh 99 is not one of 1"},
+    {"mesh -1", "\"mesh\": 0", "\"mesh\": -1", FSDP_ERR_DAMAGED, "mesh -1 is not one of 1"},
     {"dim 9", "[\"S0\"]", "[\"S9\"]", FSDP_ERR_DAMAGED, "manifest.json"},
-    {"dim 2^63", "[\"S0\"]", "[\"S9223372036854775808\"]", FSDP_ERR_DAMAGED, "unknown placement"},
-    {"no placement", "[\"S0\"]", "[]", FSDP_ERR_DAMAGED, "0 placements on a mesh of 1"},
-    {"a partial placement", "[\"S0\"]", "[\"P\"]", FSDP_ERR_DAMAGED, "unknown placement 'P'"},
+    {"dim 2^63", "[\"S0\"]", "[\"S9223372036854775808\"]", FSDP_ERR_DAMAGED, "is unknown"},
+    {"no placement", "[\"S0\"]", "[]", FSDP_ERR_DAMAGED, "there are 0 placements on a mesh of 1"},
+    {"a partial placement", "[\"S0\"]", "[\"P\"]", FSDP_ERR_DAMAGED,
+     "the placement 'P' is unknown"},
     {"a name twice", "\"columns\"", "\"copy\"", FSDP_ERR_DAMAGED, "copy"},
     {"an alias of nothing", "{\"name\": \"seed\", \"value\": {\"i64\": 1}}",
      "{\"name\": \"seed\", \"alias\": \"gone\"}", FSDP_ERR_DAMAGED, "gone"},
@@ -505,7 +509,7 @@ static const manifest_lie manifest_lies[] = {
      "\"boxes\": [[0, [0, 9223372036854775807], [4, 9223372036854775807]]]", FSDP_ERR_DAMAGED,
      "manifest.json"},
     {"a box of rank 7", "\"mesh\": 0, \"placements\": [\"S1\"]", "\"boxes\": [[7, [0, 0], [4, 6]]]",
-     FSDP_ERR_DAMAGED, "rank 7 of 2"},
+     FSDP_ERR_DAMAGED, "rank 7 is not one of 2"},
 };
 
 Test(hostile, a_manifest_that_lies_is_refused)
@@ -544,7 +548,7 @@ Test(hostile, a_full_checkpoint_of_too_many_ranks_costs_nothing)
                strlen("\"world_size\": 16777216"));
     spoil_edit("c", "\"shape\": [2]", "\"shape\": [16777216]", strlen("\"shape\": [16777216]"));
     expect("c", "2^24 ranks", FSDP_ERR_DAMAGED, "manifest.json",
-           "does not fit what 16777216 ranks wrote");
+           "does not fit the boxes of 16777216 ranks");
     cr_assert_lt(peak_kib() - before, 32 << 10);
 }
 

@@ -956,7 +956,7 @@ Test(commit, a_manifest_that_cannot_be_looked_at_is_not_taken_for_a_missing_one)
         reached = fsdp_io_fault_calls(io) >= n;
         cr_assert_eq(tiny_read(sim, "/run/c"), status == FSDP_OK ? 2 : 1, "call %lld: %s",
                      (long long)n, err.text);
-        cr_assert_null(strstr(err.text, "remove it first"), "call %lld: %s", (long long)n,
+        cr_assert_null(strstr(err.text, "move it away first"), "call %lld: %s", (long long)n,
                        err.text);
         fsdp_io_fault_free(io);
         fsdp_sim_free(sim);

@@ -364,7 +364,7 @@ Test(resume, of_another_plan_begins_anew)
     opts.select.exclude = "t00";
     opts.resume = true;
     cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s", err.text);
-    cr_expect(strstr(first_notice, "starting anew"), "%s", first_notice);
+    cr_expect(strstr(first_notice, "starting from the beginning"), "%s", first_notice);
     cr_expect_eq(names_in("cut"), 1);
 }
 
@@ -377,7 +377,7 @@ Test(resume, of_a_source_that_changed_begins_anew)
     put_source();
     opts.resume = true;
     cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s", err.text);
-    cr_expect(strstr(first_notice, "starting anew"), "%s", first_notice);
+    cr_expect(strstr(first_notice, "starting from the beginning"), "%s", first_notice);
     expect_same("changed", calls / 2);
 }
 
@@ -402,7 +402,7 @@ Test(resume, of_a_directory_that_others_write_to_begins_anew)
     cr_assert_eq(opened, 1);
     opts.resume = true;
     cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s", err.text);
-    cr_expect(strstr(first_notice, "starting anew"), "%s", first_notice);
+    cr_expect(strstr(first_notice, "starting from the beginning"), "%s", first_notice);
     expect_same("open to all", calls / 2);
 }
 
@@ -575,7 +575,7 @@ Test(resume, never_takes_a_job_that_lives)
     cr_assert(child > 0 && read(pipes[0], &byte, 1) == 1);
     opts.resume = true;
     cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s", err.text);
-    cr_expect(strstr(first_notice, "starting anew"), "%s", first_notice);
+    cr_expect(strstr(first_notice, "starting from the beginning"), "%s", first_notice);
     cr_expect_eq(names_in("cut"), 2, "its staging directory stays");
     cr_assert(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
     opts.overwrite = true;

@@ -32,9 +32,10 @@ Test(map, the_parser_names_the_line)
     expect_refused("a\n  =\n", "line 2: a rule has a name on its right side");
     expect_refused("= b\n", "line 1: a rule has a name on its left side");
     expect_refused("a.{b = c\n", "line 1: a '{' without '}'");
-    expect_refused("a.{} = c\n", "line 1: a variable without a name");
-    expect_refused("a.{x:} = c\n", "line 1: a variable without words");
-    expect_refused("{a}{b}{c}{d}{e}{f}{g}{h}{i}{j}{k} = c\n", "line 1: too many variables");
+    expect_refused("a.{} = c\n", "line 1: a variable has no name");
+    expect_refused("a.{x:} = c\n", "line 1: a variable has no words");
+    expect_refused("{a}{b}{c}{d}{e}{f}{g}{h}{i}{j}{k} = c\n",
+                   "line 1: there are too many variables");
     expect_refused("size a\n", "line 1: a size is: size NAME = SOURCE");
     expect_refused("keep all\n", "line 1: tensors that no rule takes stay by: keep others");
     expect_refused("frame a = b\n", "line 1: a frame is: frame LEFT*NAME = RIGHT*NAME");
@@ -648,11 +649,11 @@ Test(map, sizes_that_are_not_known_or_no_sizes)
     static const struct {
         const char *size, *words;
     } cases[] = {
-        {"nothing", "the number 'nothing' is unknown; --size nothing=NUMBER gives it"},
+        {"nothing", "the number 'nothing' is unknown; give it with --size nothing=NUMBER"},
         {"lost", "the size 'lost' is unknown"},
         {"round", "the size 'round' is unknown"},
         {"real", "the number 'real' is unknown"},
-        {"2-3", "'2-3' is -1, which is no size"},
+        {"2-3", "'2-3' is -1, which is not a size"},
         {"2/0", "a division by a number that is not positive"},
         {"(2", "a ')' is missing"},
         {"2)", "the expression does not end"},
@@ -725,7 +726,8 @@ Test(map, tensors_that_are_missing_or_too_many_are_named)
         {"keep others\na.{x}\n  stack 0 {x}\n  = n\n",
          "x.map, line 2, 'a.{x}': number 1 of {x} is missing"},
         {"keep others\nb.{x}\n  + d.{x}\n  concat 0\n  = n\n", "the tensor 'd.0' is missing"},
-        {"a.{x} = n.{x}\n", "no rule of the map 'x' takes 'b.0', 'c', 'd'; --drop REGEX"},
+        {"a.{x} = n.{x}\n", "no rule of the map 'x' takes 'b.0', 'c', 'd'; leave out what is not "
+                            "needed with --drop REGEX"},
         {"keep others\na.{x} = n\n", "'n'"},
         {"keep others\na.{x} = n.{y}\n", "line 2, 'a.{x}': a variable of 'n.{y}' has no value"},
         {"keep others\na.{x} = n.{x:p|q}\n", "a variable of 'n.{x:p|q}' has no value"},
@@ -748,8 +750,7 @@ Test(map, tensors_that_are_missing_or_too_many_are_named)
         {"keep others\nc\n  unflatten 0 2 2\n  = n\n",
          "a dim of 3 does not have the sizes of its parts, 4 together"},
         {"keep others\nc\n  unflatten 0 _ _\n  = n\n", "the number '_' is unknown"},
-        {"keep others\nc\n  flatten 0 2 3\n  = n\n",
-         "the sizes to flatten are those of other dims"},
+        {"keep others\nc\n  flatten 0 2 3\n  = n\n", "the sizes to flatten do not fit the dims"},
         {"keep others\nc\n  flatten 1 3 2\n  = n\n", "has no dim 2"},
         {"keep others\nc\n  reshape 2 3 : 6\n  = n\n",
          "a tensor [3, 2] does not have the sizes to reshape"},

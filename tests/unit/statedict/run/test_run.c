@@ -815,7 +815,7 @@ Test(run, a_step_of_a_newer_format_version_is_not_passed_over)
         fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL, &(fsdp_access){.disk = io}, &path, &err),
         FSDP_ERR_REFUSED);
     cr_assert_null(path);
-    cr_assert(strstr(err.text, "'/run/step-00000030' is of format version 9"), "%s", err.text);
+    cr_assert(strstr(err.text, "'/run/step-00000030' has format version 9"), "%s", err.text);
     cr_assert(strstr(err.text, "its own path"), "%s", err.text);
     fsdp_run_steps steps;
     cr_assert_eq(fsdp_run_list("/run", &(fsdp_access){.disk = io}, &steps, &err), FSDP_OK);

@@ -317,7 +317,7 @@ Test(run_save, loading_a_run_does_not_pass_over_a_newer_format_version)
     fsdp_error err = {0};
     fsdp_load_opts opts = {.access.disk = sim};
     cr_assert_eq(fsdp_sd_load(state.sd, self, "/d/run", &opts, &err), FSDP_ERR_REFUSED);
-    cr_assert(strstr(err.text, "'/d/run/step-00000002' is of format version 9"), "%s", err.text);
+    cr_assert(strstr(err.text, "'/d/run/step-00000002' has format version 9"), "%s", err.text);
     fsdp_sd *full;
     cr_assert_eq(fsdp_load_full("/d/run", &opts, &full, &err), FSDP_ERR_REFUSED, "%s", err.text);
     cr_assert_eq(fsdp_sd_load(state.sd, self, "/d/run/step-00000001", &opts, &err), FSDP_OK);

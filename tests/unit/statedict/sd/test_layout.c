@@ -534,7 +534,7 @@ Test(layout, placements_that_make_no_sense_are_refused)
     layout.mesh = NULL;
     refuse_layout(&layout, 2, shape, "no mesh");
     layout.kind = (fsdp_layout_kind)5;
-    refuse_layout(&layout, 2, shape, "unknown kind of layout 5");
+    refuse_layout(&layout, 2, shape, "the layout has the unknown kind 5");
     fsdp_mesh_free(mesh);
 }
 

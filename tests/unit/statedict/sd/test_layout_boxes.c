@@ -108,11 +108,11 @@ Test(layout_boxes, boxes_that_are_wrong_in_themselves_are_refused)
     fsdp_rank_box boxes[] = {rank_box(0, 0, 0, 4, 2), rank_box(1, 0, 2, 4, 2)};
     fsdp_layout layout = box_layout(boxes, 2);
     accept_layout(&layout, 2, shape);
-    refuse_layout(&layout, 1, shape, "box 0 has 2 dims, the tensor has 1");
+    refuse_layout(&layout, 1, shape, "box 0 has 2 dims, but the tensor has 1");
     boxes[0].rank = 2;
     refuse_layout(&layout, 2, shape, "not sorted by rank");
     boxes[0].rank = -1;
-    refuse_layout(&layout, 2, shape, "box 0 is of rank -1");
+    refuse_layout(&layout, 2, shape, "box 0 cannot belong to rank -1");
     boxes[0].rank = 0;
     boxes[1].box.len[1] = 3;
     refuse_layout(&layout, 2, shape, "box 1 of rank 1 is not inside the tensor");

@@ -112,7 +112,7 @@ Test(mesh, refuses_what_is_no_mesh)
     const char *too_long[] = {"a2345678901234567890123456789012", "b"};
     refuse_mesh(0, two_by_two, dim_names, NULL, "0 dims");
     refuse_mesh(5, (int64_t[]){1, 1, 1, 1, 1}, dim_names, NULL, "5 dims");
-    refuse_mesh(2, (int64_t[]){2, 0}, dim_names, NULL, "mesh dim 1 has size 0");
+    refuse_mesh(2, (int64_t[]){2, 0}, dim_names, NULL, "mesh dim 1 cannot have size 0");
     refuse_mesh(2, (int64_t[]){1 << 20, 1 << 20}, dim_names, NULL, "more than 2147483647 ranks");
     refuse_mesh(1, (int64_t[]){INT64_MAX}, dim_names, NULL, "more than");
     refuse_mesh(2, two_by_two, twice, NULL, "two mesh dims are named 'dp'");

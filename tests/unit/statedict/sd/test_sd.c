@@ -170,7 +170,7 @@ Test(sd, bad_tensors_are_refused_by_name)
     fsdp_error err = {0};
     fsdp_status status = fsdp_sd_add_tensor(
         sd, FSDP_NAME("w"), &(fsdp_tensor){(fsdp_dtype)99, 1, &rows, layout, NULL}, &err);
-    expect_refusal(status, &err, "tensor 'w': unknown dtype 99");
+    expect_refusal(status, &err, "tensor 'w': the dtype 99 is unknown");
     status = fsdp_sd_add_tensor(sd, FSDP_NAME("w"),
                                 &(fsdp_tensor){FSDP_F32, 1, &negative, layout, NULL}, &err);
     expect_refusal(status, &err, "tensor 'w': dim 0 of the shape has length -1");
@@ -401,7 +401,7 @@ Test(sd, an_alias_leads_to_its_tensor)
                    "alias 'x' names 'later', which is not in the state dict");
     expect_refusal(fsdp_sd_add_alias(sd, FSDP_NAME("x"), FSDP_NAME("x"), &err), &err, "not in");
     expect_refusal(fsdp_sd_add_alias(sd, FSDP_NAME("x"), FSDP_NAME("step"), &err), &err,
-                   "which is no tensor");
+                   "which is not a tensor");
     cr_assert_eq(fsdp_sd_count(sd), 4);
     fsdp_mesh_free(mesh);
     fsdp_sd_free(sd);

@@ -260,11 +260,11 @@ Test(optim_form, other_programs_groups_stay)
     of = begin();
     put_tensor(&of, "param_groupsy");
     put(&of, "param_groups", fsdp_value_i64(1));
-    expect_unchanged(&of, "'param_groups' cannot take the other form: it is no plain value");
+    expect_unchanged(&of, "'param_groups' cannot take the other form: it is not a plain value");
     end(&of);
     of = begin();
     put_tensor(&of, "optim.param_groups.0.lr");
-    expect_unchanged(&of, "it is no plain value");
+    expect_unchanged(&of, "it is not a plain value");
     end(&of);
 }
 
