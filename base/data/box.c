@@ -171,12 +171,12 @@ fsdp_status fsdp_shape_check(int ndim, const int64_t *shape, size_t element_size
         return fsdp_fail(err, FSDP_ERR_USAGE, "the shape has %d dims, 0 to %d are allowed", ndim,
                          FSDP_MAX_DIMS);
     if (ndim > 0 && !shape)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the shape has %d dims and no lengths", ndim);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the shape has %d dims but no lengths", ndim);
     bool is_empty = false;
     for (int i = 0; i < ndim; i++) {
         if (shape[i] < 0)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "dim %d of the shape has length %" PRId64, i,
-                             shape[i]);
+            return fsdp_fail(err, FSDP_ERR_USAGE, "dim %d of the shape cannot have length %" PRId64,
+                             i, shape[i]);
         is_empty = is_empty || shape[i] == 0;
     }
     /* Rows of an empty tensor are multiplied, too (strides), so its other lengths count. */

@@ -94,7 +94,7 @@ static fsdp_status enter(fsdp_json *json, char bracket, const char *what, fsdp_e
     if (next_character(json) != bracket)
         return fail_expected(json, what, err);
     if (json->depth == DEEPEST)
-        return fsdp_json_fail(json, err, "values are nested deeper than %d", DEEPEST);
+        return fsdp_json_fail(json, err, "values are nested more than %d deep", DEEPEST);
     json->depth++;
     json->at++;
     json->first = true;
@@ -204,7 +204,7 @@ static fsdp_status take_unicode_escape(fsdp_json *json, char **to, fsdp_error *e
         bool pair = code <= 0xDBFF && json->end - second >= 6 && memcmp(second, "\\u", 2) == 0;
         int32_t low = pair ? hex_code(second + 2, json->end) : -1;
         if (low < 0xDC00 || low > 0xDFFF)
-            return fsdp_json_fail(json, err, "half of a surrogate pair");
+            return fsdp_json_fail(json, err, "a string has half of a surrogate pair");
         code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
         json->at += 6;
     }
@@ -225,7 +225,7 @@ static fsdp_status take_escape(fsdp_json *json, char **to, fsdp_error *err)
     }
     const char *letter = c ? strchr(letters, c) : NULL;
     if (!letter)
-        return fsdp_json_fail(json, err, "unknown escape in a string");
+        return fsdp_json_fail(json, err, "a string has an unknown escape");
     *(*to)++ = meanings[letter - letters];
     json->at++;
     return FSDP_OK;
@@ -280,7 +280,7 @@ static fsdp_status unescape(fsdp_json *json, const char *quote, size_t *size_out
         memcpy(to, run, (size_t)(json->at - run));
         to += json->at - run;
         if (json->at < quote && *json->at != '\\')
-            return fsdp_json_fail(json, err, "a control character in a string");
+            return fsdp_json_fail(json, err, "a string has a control character");
         if (json->at < quote)
             FSDP_TRY(take_escape(json, &to, err));
     }
@@ -300,10 +300,10 @@ fsdp_status fsdp_json_string(fsdp_json *json, const char **data_out, size_t *siz
     if (!plain)
         quote = closing_quote(quote, json->end);
     if (!quote)
-        return fsdp_json_fail(json, err, "a string without an end");
+        return fsdp_json_fail(json, err, "a string has no end");
     size_t size = (size_t)(quote - start);
     if (!plain && !fsdp_utf8_valid(start, size))
-        return fsdp_json_fail(json, err, "a string that is not UTF-8");
+        return fsdp_json_fail(json, err, "a string is not UTF-8");
     if (!fsdp_grow(&json->scratch, &json->scratch_capacity, size + 1, 1))
         return fsdp_fail_memory(err, json->name);
     json->at = start;
@@ -383,7 +383,7 @@ static fsdp_status take_integer(fsdp_json *json, uint64_t lowest, uint64_t highe
                     __builtin_add_overflow(magnitude, digit, &magnitude);
     }
     if (too_large || magnitude > (negative ? lowest : highest))
-        return fsdp_json_fail(json, err, "an integer out of range");
+        return fsdp_json_fail(json, err, "the integer is out of range");
     json->at += number.size;
     *negative_out = negative;
     *magnitude_out = magnitude;
@@ -403,7 +403,7 @@ fsdp_status fsdp_json_u64(fsdp_json *json, uint64_t *value_out, fsdp_error *err)
 {
     bool negative = false;
     FSDP_TRY(take_integer(json, 0, UINT64_MAX, &negative, value_out, err));
-    return negative ? fsdp_json_fail(json, err, "a negative number") : FSDP_OK;
+    return negative ? fsdp_json_fail(json, err, "the number is negative") : FSDP_OK;
 }
 
 static locale_t c_locale;
@@ -426,7 +426,7 @@ fsdp_status fsdp_json_f64(fsdp_json *json, double *value_out, fsdp_error *err)
     json->scratch[number.size] = '\0';
     double value = strtod_l(json->scratch, NULL, c_locale);
     if (isinf(value))
-        return fsdp_json_fail(json, err, "a number out of range");
+        return fsdp_json_fail(json, err, "the number is out of range");
     json->at += number.size;
     *value_out = value;
     return FSDP_OK;
@@ -504,7 +504,7 @@ fsdp_status fsdp_json_skip(fsdp_json *json, fsdp_error *err)
 fsdp_status fsdp_json_finish(fsdp_json *json, fsdp_error *err)
 {
     if (next_character(json) >= 0)
-        return fsdp_json_fail(json, err, "something follows the end of the value");
+        return fsdp_json_fail(json, err, "the end of the value is followed by other text");
     return FSDP_OK;
 }
 
@@ -572,7 +572,8 @@ fsdp_status fsdp_base64_decode(const char *text, size_t size, void **data_out, s
     *data_out = NULL;
     *size_out = 0;
     if (size % 4 != 0)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "base64 text of %zu characters", size);
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "the base64 text has %zu characters, which is not a multiple of 4", size);
     unsigned char *data = fsdp_alloc(size / 4 * 3 + 1, 1);
     if (!data)
         return fsdp_fail_memory(err, "base64 text");
@@ -582,7 +583,8 @@ fsdp_status fsdp_base64_decode(const char *text, size_t size, void **data_out, s
             padding = text[at + 2] == '=' ? 2 : 1;
         if (!decode_group(text + at, padding, data + to)) {
             fsdp_free(data);
-            return fsdp_fail(err, FSDP_ERR_DAMAGED, "base64 text is wrong at character %zu", at);
+            return fsdp_fail(err, FSDP_ERR_DAMAGED, "the base64 text is wrong at character %zu",
+                             at);
         }
     }
     *data_out = data;

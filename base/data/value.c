@@ -53,7 +53,7 @@ fsdp_status fsdp_value_set_bytes(fsdp_value *value, fsdp_value_kind kind, const 
     if (!holds_bytes(kind))
         return fsdp_fail(err, FSDP_ERR_USAGE, "a value of kind %d does not hold bytes", (int)kind);
     if (!data && size > 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%zu bytes at no address", size);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%zu bytes have no address", size);
     const char *bytes = data ? data : "";
     if (holds_text(kind) && !fsdp_utf8_valid(bytes, size)) {
         char text[200];
@@ -127,7 +127,7 @@ static fsdp_status copy_at(const fsdp_value *from, fsdp_value *to, int depth, fs
 static fsdp_status copy_items(const fsdp_value *from, fsdp_value *to, int depth, fsdp_error *err)
 {
     if (depth >= FSDP_VALUE_DEPTH)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the value nests lists and dicts more than %d deep",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "lists and dicts are nested more than %d deep",
                          FSDP_VALUE_DEPTH);
     FSDP_TRY(fsdp_value_set_items(to, from->kind, from->as.list.count, err));
     to->is_tuple = from->is_tuple;
@@ -144,7 +144,7 @@ static fsdp_status copy_at(const fsdp_value *from, fsdp_value *to, int depth, fs
     if (holds_bytes(from->kind))
         return fsdp_value_set_bytes(to, from->kind, from->as.bytes.data, from->as.bytes.size, err);
     if ((int)from->kind < FSDP_VALUE_NULL || from->kind > FSDP_VALUE_TENSOR)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unknown kind of value %d", (int)from->kind);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the value has the unknown kind %d", (int)from->kind);
     *to = *from;
     return FSDP_OK;
 }

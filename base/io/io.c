@@ -325,8 +325,9 @@ void fsdp_io_names_release(fsdp_io_names *names)
 
 static fsdp_status fail_too_deep(const char *path, fsdp_error *err)
 {
-    return fsdp_fail(err, FSDP_ERR_REFUSED, "cannot remove '%s': folders nested deeper than %d",
-                     path, FSDP_IO_TREE_DEPTH);
+    return fsdp_fail(err, FSDP_ERR_REFUSED,
+                     "cannot remove '%s': folders are nested more than %d deep", path,
+                     FSDP_IO_TREE_DEPTH);
 }
 
 static fsdp_status remove_entry(fsdp_io *io, const char *path, int depth, fsdp_error *err);

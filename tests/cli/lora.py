@@ -220,7 +220,7 @@ def results_that_are_not_finite_are_named():
     refused(4, "a sum does not fit in f32", alpha_pattern={"v_proj": 1e39})
     refused(4, "a sum does not fit in f32", tensors=pair(module, b=nan))
     refused(4, "a sum does not fit in f32", tensors=pair(module, b=3e38))
-    refused(4, "a number out of range", text='{"peft_type": "LORA", "r": 2, "lora_alpha": 1e999}')
+    refused(4, "the number is out of range", text='{"peft_type": "LORA", "r": 2, "lora_alpha": 1e999}')
     nothing = pair(module, b=-0.5 * RANK / ALPHA / RANK)  # the sum's rows are zero
     refused(4, "row 0 cannot be scaled to the length 2", tensors=nothing | lengths(module), use_dora=True)
     refused(4, "cannot be scaled to the length",

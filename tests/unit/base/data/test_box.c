@@ -259,7 +259,7 @@ Test(box, shapes_are_checked)
     refuse_shape(-1, NULL, 1, "-1 dims");
     refuse_shape(65, most, 1, "65 dims");
     refuse_shape(1, NULL, 1, "no lengths");
-    refuse_shape(2, (int64_t[]){4, -3}, 1, "dim 1 of the shape has length -3");
+    refuse_shape(2, (int64_t[]){4, -3}, 1, "dim 1 of the shape cannot have length -3");
 }
 
 Test(box, shapes_stay_below_two_to_the_62)

@@ -84,7 +84,8 @@ Test(json, invalid_texts_are_refused_with_line_and_column)
     check_invalid("{\"a\":1 \"b\":2}", "'m.json' line 1 column 8: ',' or '}' was expected");
     check_invalid("{a:1}", "'m.json' line 1 column 2: a key in quotes was expected");
     check_invalid("[1}", "'m.json' line 1 column 3: ',' or ']' was expected");
-    check_invalid("1 2", "'m.json' line 1 column 3: something follows the end of the value");
+    check_invalid("1 2",
+                  "'m.json' line 1 column 3: the end of the value is followed by other text");
     check_invalid("]", "'m.json' line 1 column 1: a value was expected");
     check_invalid("nul", "'m.json' line 1 column 1: null was expected");
     check_invalid("TRUE", "'m.json' line 1 column 1: a value was expected");
@@ -105,20 +106,23 @@ Test(json, numbers_follow_the_grammar)
 
 Test(json, strings_follow_the_grammar)
 {
-    check_invalid("\"abc", "'m.json' line 1 column 1: a string without an end");
-    check_invalid("\"abc\\\"", "'m.json' line 1 column 1: a string without an end");
-    check_invalid("\"abc\\", "'m.json' line 1 column 1: a string without an end");
-    check_invalid("\"a\nb\"", "'m.json' line 1 column 3: a control character in a string");
-    check_invalid("\"\\x41\"", "'m.json' line 1 column 3: unknown escape in a string");
+    check_invalid("\"abc", "'m.json' line 1 column 1: a string has no end");
+    check_invalid("\"abc\\\"", "'m.json' line 1 column 1: a string has no end");
+    check_invalid("\"abc\\", "'m.json' line 1 column 1: a string has no end");
+    check_invalid("\"a\nb\"", "'m.json' line 1 column 3: a string has a control character");
+    check_invalid("\"\\x41\"", "'m.json' line 1 column 3: a string has an unknown escape");
     check_invalid("\"\\u12\"", "'m.json' line 1 column 4: four hexadecimal digits were expected");
     check_invalid("\"\\u12g4\"", "'m.json' line 1 column 4: four hexadecimal digits were expected");
-    check_invalid("\"\\ud800\"", "'m.json' line 1 column 4: half of a surrogate pair");
-    check_invalid("\"\\udc00\"", "'m.json' line 1 column 4: half of a surrogate pair");
-    check_invalid("\"\\ud800\\u0041\"", "'m.json' line 1 column 4: half of a surrogate pair");
-    check_invalid("\"\\ud800\\ue000\"", "'m.json' line 1 column 4: half of a surrogate pair");
-    check_invalid("\"\\ud800x\"", "'m.json' line 1 column 4: half of a surrogate pair");
-    check_invalid("\"\xff\"", "'m.json' line 1 column 1: a string that is not UTF-8");
-    check_invalid("\"\xed\xa0\x80\"", "'m.json' line 1 column 1: a string that is not UTF-8");
+    check_invalid("\"\\ud800\"", "'m.json' line 1 column 4: a string has half of a surrogate pair");
+    check_invalid("\"\\udc00\"", "'m.json' line 1 column 4: a string has half of a surrogate pair");
+    check_invalid("\"\\ud800\\u0041\"",
+                  "'m.json' line 1 column 4: a string has half of a surrogate pair");
+    check_invalid("\"\\ud800\\ue000\"",
+                  "'m.json' line 1 column 4: a string has half of a surrogate pair");
+    check_invalid("\"\\ud800x\"",
+                  "'m.json' line 1 column 4: a string has half of a surrogate pair");
+    check_invalid("\"\xff\"", "'m.json' line 1 column 1: a string is not UTF-8");
+    check_invalid("\"\xed\xa0\x80\"", "'m.json' line 1 column 1: a string is not UTF-8");
 }
 
 Test(json, every_truncation_of_a_valid_text_is_refused)
@@ -338,7 +342,7 @@ Test(json, depth_is_bounded)
     }
     memset(text, '[', sizeof text - 1);
     text[sizeof text - 1] = '\0';
-    check_invalid(text, "'m.json' line 1 column 65: values are nested deeper than 64");
+    check_invalid(text, "'m.json' line 1 column 65: values are nested more than 64 deep");
 }
 
 Test(json, memory_running_out_is_reported)

@@ -447,7 +447,7 @@ Test(tokenizer, deep_sequences)
     for (int i = 0; i < 100; i++)
         fsdp_text_addf(&text, "]}");
     fsdp_text_addf(&text, "}");
-    expect_fail(text.data, FSDP_ERR_DAMAGED, "deeper than 64");
+    expect_fail(text.data, FSDP_ERR_DAMAGED, "more than 64 deep");
     fsdp_text_release(&text);
 }
 
@@ -534,7 +534,8 @@ Test(tokenizer, lines_of_json)
 {
     cr_assert(strstr(ids_of(WITH("\"x\":0"), "7", false),
                      "'line 1' line 1 column 1: a string was expected"));
-    cr_assert(strstr(ids_of(WITH("\"x\":0"), "\"a\" 7", false), "something follows"));
+    cr_assert(strstr(ids_of(WITH("\"x\":0"), "\"a\" 7", false),
+                     "the end of the value is followed by other text"));
     fsdp_tokenizer *bytes = golden("bytes");
     fsdp_text line = {0}, out = {0};
     fsdp_text_addf(&line, "[226,128,168,10,34]\n");

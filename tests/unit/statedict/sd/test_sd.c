@@ -173,7 +173,7 @@ Test(sd, bad_tensors_are_refused_by_name)
     expect_refusal(status, &err, "tensor 'w': the dtype 99 is unknown");
     status = fsdp_sd_add_tensor(sd, FSDP_NAME("w"),
                                 &(fsdp_tensor){FSDP_F32, 1, &negative, layout, NULL}, &err);
-    expect_refusal(status, &err, "tensor 'w': dim 0 of the shape has length -1");
+    expect_refusal(status, &err, "tensor 'w': dim 0 of the shape cannot have length -1");
     status = fsdp_sd_add_tensor(sd, FSDP_NAME("w"),
                                 &(fsdp_tensor){FSDP_F32, 1, &huge, layout, NULL}, &err);
     expect_refusal(status, &err, "too large");
@@ -355,7 +355,8 @@ Test(sd, a_value_that_cannot_be_copied_is_refused_by_name)
     fsdp_sd *sd = make_sd();
     fsdp_value odd = {.kind = (fsdp_value_kind)50};
     fsdp_error err = {0};
-    expect_refusal(fsdp_sd_add_value(sd, FSDP_NAME("lr"), &odd, &err), &err, "value 'lr': unknown");
+    expect_refusal(fsdp_sd_add_value(sd, FSDP_NAME("lr"), &odd, &err), &err,
+                   "value 'lr': the value has the unknown kind");
     cr_assert_eq(fsdp_sd_find(sd, FSDP_NAME("lr")), -1);
     fsdp_sd_free(sd);
 }
