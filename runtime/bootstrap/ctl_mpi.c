@@ -138,7 +138,9 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
     FSDP_TRY(have_stage(&link->incoming, err));
     FSDP_TRY(wait_for_message(link, from, until_ms, &message, &coming, err));
     if (coming < 0 || coming > FSDP_CTL_PIECE)
-        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d sent a message of %d bytes", from, coming);
+        return fsdp_fail(err, FSDP_ERR_PEER,
+                         "rank %d sent a message of %d bytes, which is not a valid size", from,
+                         coming);
     fsdp_mpi_lock();
     int code = MPI_Imrecv(link->incoming->data, coming, MPI_BYTE, &message, &request);
     fsdp_mpi_unlock();

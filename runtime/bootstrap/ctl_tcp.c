@@ -118,7 +118,8 @@ static fsdp_status note_size(tcp_message *message, int from, fsdp_error *err)
     uint32_t size;
     memcpy(&size, message->data, HEAD);
     if (size == 0 || size > FSDP_CTL_PIECE)
-        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d sent a message of %u bytes", from,
+        return fsdp_fail(err, FSDP_ERR_PEER,
+                         "rank %d sent a message of %u bytes, which is not a valid size", from,
                          (unsigned)size);
     if (!have_room(message, HEAD + (size_t)size))
         return fsdp_fail_memory(err, "a message from another rank");

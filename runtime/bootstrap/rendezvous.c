@@ -80,7 +80,7 @@ static fsdp_status check_member(const host_state *all, const fsdp_pending *pendi
                          (int)hello->rank, host, (int)hello->size, size);
     if (hello->rank <= 0 || hello->rank >= size || all->fds[hello->rank] >= 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "two processes claim to be rank %d, the second one from %s: each needs a "
+                         "two processes claim to be rank %d, the second one from %s; each needs a "
                          "different rank below %d",
                          (int)hello->rank, host, size);
     return FSDP_OK;
@@ -315,8 +315,8 @@ static fsdp_status fail_answer(const joiner *mine, fsdp_error *err)
                          "program listens at that address",
                          mine->host, mine->port, mine->spec->deadline_ms / 1000.0);
     return fsdp_fail(err, FSDP_ERR_PEER,
-                     "rank 0 at %s port %d has left while the ranks were spec, or something "
-                     "else listens there",
+                     "rank 0 at %s port %d has left before all ranks connected, or another program "
+                     "listens at that address",
                      mine->host, mine->port);
 }
 

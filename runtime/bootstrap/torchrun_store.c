@@ -73,7 +73,7 @@ static fsdp_status finish(const char *host, int port, int fd, fsdp_status status
     if (status == FSDP_OK)
         return FSDP_OK;
     if (err->text[0] == '\0')
-        (void)fsdp_fail(err, status, "no answer in time");
+        (void)fsdp_fail(err, status, "it did not answer in time");
     fsdp_error_prefix(err, "torchrun's store at %s port %d", host, port);
     return status;
 }
@@ -111,7 +111,7 @@ static fsdp_status take_value(int fd, const char *name, char value_out[FSDP_STOR
     FSDP_TRY(fsdp_socket_send_all(fd, what.data, what.size, until_ms, err));
     FSDP_TRY(fsdp_socket_recv_all(fd, &size, sizeof size, until_ms, err));
     if (is_there != 0 || size >= FSDP_STORE_VALUE)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "a malformed answer");
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "it sent a malformed answer");
     FSDP_TRY(fsdp_socket_recv_all(fd, value_out, (size_t)size, until_ms, err));
     value_out[size] = '\0';
     return FSDP_OK;

@@ -387,7 +387,8 @@ static fsdp_status check_ranks(const fsdp_transport *transport, const int *ranks
 {
     *position_out = -1;
     if (size < 1 || count < 1 || size > transport->size / count)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%d groups of %d ranks in a world of %d", count, size,
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "%d groups cannot have %d ranks each: the world has %d", count, size,
                          transport->size);
     for (int i = 0; i < size * count; i++) {
         int rank = ranks[i];
@@ -395,8 +396,8 @@ static fsdp_status check_ranks(const fsdp_transport *transport, const int *ranks
         for (int j = 0; j < i; j++)
             is_twice |= ranks[j] == rank;
         if (rank < 0 || rank >= transport->size || is_twice)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "rank %d in a group %s", rank,
-                             is_twice ? "twice" : "is not in the world");
+            return fsdp_fail(err, FSDP_ERR_USAGE, "rank %d of a group %s", rank,
+                             is_twice ? "is in it twice" : "is not in the world");
         if (rank == transport->rank)
             *position_out = i;
     }
@@ -638,7 +639,7 @@ static fsdp_status run(fsdp_comm *comm, const fsdp_collective *call, fsdp_error 
     FSDP_TRY(check(comm, call, err));
     if (call->stream && !(comm->transport->ops->abilities & FSDP_COMM_STREAMS))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "%s moves the host's memory only: a GPU's memory needs --comm nccl, or "
+                         "%s moves the host's memory only; a GPU's memory needs --comm nccl, or "
                          "ranks that are threads (--threads N)",
                          comm->transport->ops->name);
     if (comm->size == 1)

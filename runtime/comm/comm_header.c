@@ -217,7 +217,7 @@ fsdp_status fsdp_comm_differ(int first_rank, const fsdp_comm_header *first, int 
                      !looks_same ? ""
                      : is_group  ? " of other ranks"
                                  : " of other sizes",
-                     is_group ? ": all make the same groups in the same order" : "");
+                     is_group ? "; all ranks must make the same groups in the same order" : "");
 }
 
 fsdp_status fsdp_comm_compare(const int *ranks, int size, const fsdp_comm_header *headers,

@@ -12,9 +12,9 @@ static const char *hint_of(const nccl_transport *transport, fsdp_nccl_result res
                            const char *said)
 {
     if (strstr(said, "Duplicate GPU"))
-        return "; this NCCL refuses several ranks on one GPU: start as many ranks as there are "
-               "GPUs, or "
-               "threads that share one (--threads N --device cuda:0), or use NCCL 2.30 or later";
+        return "; this NCCL refuses several ranks on one GPU; start as many ranks as there are "
+               "GPUs, or threads that share one (--threads N --device cuda:0), or use NCCL 2.30 or "
+               "later";
     if (result == FSDP_NCCL_CUDA_ERROR && strstr(said, "driver"))
         return "; NCCL needs a GPU with a driver for its version of CUDA: nvidia-smi shows both";
     return transport->nccl->version >= FSDP_NCCL_HAS_RAS && result == FSDP_NCCL_REMOTE_ERROR

@@ -39,7 +39,7 @@ struct launcher {
     fsdp_status (*detect)(const environment *from, fsdp_place *place, fsdp_error *err);
 };
 
-/* An empty variable is none. */
+/* An empty variable counts as not set. */
 static const char *variable(const environment *from, const char *name)
 {
     const char *text = from->get(from->context, name);
@@ -61,7 +61,7 @@ static fsdp_status need(const environment *from, const char *name, const char **
     if (*text_out)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s is not set, but other variables of %s are: set all of them, or none", name,
+                     "%s is not set, but other variables of %s are; set all of them, or none", name,
                      from->row->set);
 }
 
@@ -188,7 +188,7 @@ static fsdp_status first_host(const char *list, fsdp_place *place, fsdp_error *e
     if (is_plain && n > 0 && (size_t)n < sizeof place->host)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "cannot find the first host of '%s': set FSDP_MASTER=HOST:PORT", list);
+                     "cannot find the first host of '%s'; set FSDP_MASTER=HOST:PORT", list);
 }
 
 /* Ranks that know nothing but the job's id listen at the same port. */
@@ -350,9 +350,9 @@ fsdp_status fsdp_launch_check_mpi(const fsdp_place *place, int rank, int size, f
     bool is_rank = place->size == 0 || size == place->size;
     return fsdp_fail(
         err, FSDP_ERR_USAGE,
-        "%s is %d, but in MPI itself this is rank %d of %d: libfsdp_mpi is of another MPI than the "
-        "launcher (use mpirun of the same MPI, or set FSDP_MASTER=HOST:PORT and the ranks connect "
-        "over TCP), or a rank started this program, which then must not see %s",
+        "%s is %d, but in MPI itself this is rank %d of %d: libfsdp_mpi belongs to another MPI "
+        "than the launcher, or a rank started this program; use mpirun of the same MPI, or set "
+        "FSDP_MASTER=HOST:PORT to connect over TCP; in a program that a rank starts, unset %s",
         is_rank ? row->rank : row->size, is_rank ? place->rank : place->size, rank, size, row->set);
 }
 

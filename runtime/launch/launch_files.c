@@ -40,7 +40,7 @@ fsdp_status fsdp_launch_have_files(const char *who, int ranks, fsdp_comm_choice 
     if (files.rlim_cur >= needed)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_LIMIT,
-                     "%s %d needs at least %llu open files in a process, which may have %llu: "
+                     "%s %d needs at least %llu open files in a process, which may have %llu; "
                      "raise the hard limit (`ulimit -Hn`), or start fewer ranks",
                      who, ranks, (unsigned long long)needed, (unsigned long long)files.rlim_max);
 }

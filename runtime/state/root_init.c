@@ -38,7 +38,8 @@ static fsdp_status settle(fsdp_root *root, const char *what, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_ready(root, err));
     if (root->is_in_forward || root->is_in_backward)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s is for between steps", what);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot run %s inside a step; call it between steps",
+                         what);
     return fsdp_state_settle(root, err);
 }
 

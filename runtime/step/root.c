@@ -375,7 +375,7 @@ fsdp_status fsdp_root_expect_values(fsdp_root *root, fsdp_error *err)
     if (root->declared != root->model)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "the parameters of this root are in flat parameters, which get values as "
-                         "a whole: call fsdp_root_init or fsdp_root_load");
+                         "a whole; call fsdp_root_init or fsdp_root_load");
     for (size_t i = 0; i < model->count; i++)
         model->params[i]->lacks_value = !model->params[i]->is_buffer;
     return FSDP_OK;

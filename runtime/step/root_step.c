@@ -406,8 +406,8 @@ fsdp_status fsdp_unit_unshard(fsdp_unit *unit, bool is_async, fsdp_unshard_handl
     FSDP_TRY(begin(unit, "unshard", ANY_PASS, err));
     if (unit->root->is_summoned)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unshard of unit %s came while full parameters are summoned: "
-                         "call fsdp_wrap_summon_end before it",
+                         "unshard of unit %s came while full parameters are summoned; call "
+                         "fsdp_wrap_summon_end first",
                          unit->name);
     FSDP_TRY(fsdp_root_check_values(unit->root, unit, "unshard", err));
     if (handle_out)
@@ -468,8 +468,8 @@ fsdp_status fsdp_root_check_reduced(const fsdp_root *root, const char *call, fsd
     if (!is_pending)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s came while reductions are under way: fsdp_finalize_wait, or the "
-                     "end_backward of a last backward, comes before it",
+                     "%s came while reductions are under way; call fsdp_finalize_wait, or the "
+                     "end_backward of a last backward, first",
                      call);
 }
 
@@ -478,7 +478,7 @@ static fsdp_status check_finalized(const fsdp_root *root, fsdp_error *err)
     if (!root->context->finalizing)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "nothing waited for an asynchronous end of backward: call fsdp_finalize_wait "
+                     "nothing waited for an asynchronous end of backward; call fsdp_finalize_wait "
                      "before the next forward");
 }
 
@@ -491,8 +491,8 @@ fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_USAGE, "begin_forward came twice without end_forward");
     if (root->is_summoned)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "begin_forward came while full parameters are summoned: "
-                         "call fsdp_wrap_summon_end before it");
+                         "begin_forward came while full parameters are summoned; call "
+                         "fsdp_wrap_summon_end first");
     FSDP_TRY(fsdp_root_check_values(root, NULL, "begin_forward", err));
     root->is_in_forward = true;
     fsdp_trace_step(root->world->parts.trace, root->step);
@@ -607,7 +607,7 @@ fsdp_status fsdp_root_begin_microbatch(fsdp_root *root, int64_t i, int64_t n, fs
                          (long long)n);
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "begin_microbatch came inside a step: end_backward comes before it");
+                         "begin_microbatch came inside a step; call end_backward first");
     root->is_last_backward = true; /* one that does not reduce leaves nothing under way */
     return fsdp_unit_set(root->unit, FSDP_UNIT_REQUIRES_GRADIENT_SYNC, i == n - 1, true, err);
 }
@@ -636,10 +636,10 @@ fsdp_status fsdp_root_set_manual_backward_finalization(fsdp_root *root, bool man
     FSDP_NEED(err, root);
     if (manual != root->is_manual && (root->is_in_backward || root->is_unfinished))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "cannot change how backward ends between its begin and its end: %s",
+                         "cannot change how backward ends between its begin and its end; %s",
                          root->is_manual
-                             ? "fsdp_root_finalize_backward, and the wait for it, come before"
-                             : "the end_backward of a last backward comes before");
+                             ? "call fsdp_root_finalize_backward, and wait for it, first"
+                             : "call the end_backward of a last backward first");
     root->is_manual = manual;
     return FSDP_OK;
 }
@@ -705,8 +705,8 @@ fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *err)
     FSDP_TRY(fsdp_root_ready(root, err));
     if (other && other != root)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "another root on this context ends its backward asynchronously: its "
-                         "fsdp_finalize_wait, or its reset, comes before this one");
+                         "another root on this context ends its backward asynchronously; call its "
+                         "fsdp_finalize_wait, or reset it, first");
     fsdp_root_wait_reductions(root);
     fsdp_root_drop_all(root);
     for (size_t i = 0; i < root->unit_count; i++) {

@@ -463,7 +463,7 @@ static fsdp_status check_prefix(const fsdp_model *model, const char *prefix, fsd
     }
     if (nearest.name[0] == '\0')
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit '%s' has no parameters: declare them before the unit", prefix);
+                         "unit '%s' has no parameters; declare them before the unit", prefix);
     return fsdp_fail(
         err, FSDP_ERR_USAGE,
         "unit '%s' has no parameters: no name is equal or below it, the nearest one is '%s'",

@@ -472,10 +472,10 @@ static fsdp_status check_view(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat,
                          flat_name(flat), first->name, fsdp_dtype_name(first->dtype), param->name,
                          fsdp_dtype_name(param->dtype));
     if (!wrap->use_orig_params && param->requires_grad != first->requires_grad)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s: of '%s' and '%s' one is frozen: wrap them apart, or set "
-                         "use_orig_params",
-                         flat_name(flat), first->name, param->name);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "unit %s: of '%s' and '%s' one is frozen; wrap them apart, or set use_orig_params",
+            flat_name(flat), first->name, param->name);
     if (param->place_count > 0 || param->extension || param->asked_grad_dtype != FSDP_DTYPE_NONE)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "cannot put '%s' into a flat parameter: it has a placement, an extension "
@@ -789,7 +789,7 @@ static fsdp_status check_hosts(const fsdp_world *world, fsdp_error *err)
     if (fsdp_world_size(world) % fsdp_world_local_size(world) == 0)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "hosts have different numbers of ranks: give a mesh of replicas and shards");
+                     "hosts have different numbers of ranks; give a mesh of replicas and shards");
 }
 
 /* Makes a mesh of all ranks; for hybrid strategies, of hosts x the ranks of a host. */
@@ -989,7 +989,8 @@ fsdp_status fsdp_wrap_check_idle(fsdp_wrap *wrap, const char *what, fsdp_error *
 {
     FSDP_TRY(fsdp_root_ready(wrap->root, err));
     if (fsdp_wrap_training_state(wrap) == FSDP_WRAP_FORWARD_BACKWARD)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s is for between steps", what);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot run %s inside a step; call it between steps",
+                         what);
     if (fsdp_wrap_training_state(wrap) == FSDP_WRAP_SUMMON_FULL_PARAMS)
         return fsdp_fail(
             err, FSDP_ERR_USAGE,

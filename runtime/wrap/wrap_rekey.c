@@ -98,8 +98,8 @@ static fsdp_status check_position(const rekey_work *work, uint64_t position, fsd
     if (position < work->input->count)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "there is state of parameter %" PRIu64 ", and the optimizer has %zu", position,
-                     work->input->count);
+                     "there is state of parameter %" PRIu64 ", but the optimizer has only %zu",
+                     position, work->input->count);
 }
 
 /* --- entries ---------------------------------------------------------------------------------- */

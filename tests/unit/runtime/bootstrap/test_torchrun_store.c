@@ -129,13 +129,13 @@ Test(torchrun_store, that_is_none_or_silent_is_an_error)
     expect_no_value(&gone, "the connection broke");
     fake_store silent = store_of(BYTES(HELLO WAIT), BYTES(""));
     silent.stays = true;
-    expect_no_value(&silent, "no answer in time");
+    expect_no_value(&silent, "it did not answer in time");
     fake_store large = store_of(BYTES(HELLO WAIT), BYTES("\0\377\377\377\377\0\0\0\0"));
     large.stays = true;
-    expect_no_value(&large, "a malformed answer");
+    expect_no_value(&large, "it sent a malformed answer");
     fake_store cancelled = store_of(BYTES(HELLO WAIT), BYTES("\1\1\0\0\0\0\0\0\0x"));
     cancelled.stays = true;
-    expect_no_value(&cancelled, "a malformed answer");
+    expect_no_value(&cancelled, "it sent a malformed answer");
 }
 
 Test(torchrun_store, names_that_are_too_long_are_refused)

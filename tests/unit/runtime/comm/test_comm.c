@@ -480,10 +480,12 @@ Test(comm, different_groups_are_an_error_on_all_ranks)
     rank_thread ranks[3];
     fsdp_error err = {0};
     cr_assert(run_rank_threads(3, LONG_MS, make_other_group, NULL, ranks, &err));
-    expect_same_error(ranks, 3, FSDP_ERR_USAGE, "all make the same groups in the same order");
+    expect_same_error(ranks, 3, FSDP_ERR_USAGE,
+                      "all ranks must make the same groups in the same order");
     cr_assert(run_rank_threads(3, LONG_MS, make_bad_group, NULL, ranks, &err));
     for (int i = 0; i < 3; i++)
-        cr_assert(strstr(ranks[i].err.text, "rank 0 in a group twice"), "%s", ranks[i].err.text);
+        cr_assert(strstr(ranks[i].err.text, "rank 0 of a group is in it twice"), "%s",
+                  ranks[i].err.text);
 }
 
 /* --- failures --------------------------------------------------------------------------------- */

@@ -41,7 +41,7 @@ static fsdp_status misspell(toy *net, fsdp_error *err)
     fsdp_unit *unit;
     const char *const members[] = {"layers.0", "layers.2"}, *const with_all[] = {"layers.0", ""};
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "layers.0", &net->opts, &unit, why),
-                   "unit 'layers.0' has no parameters: declare them before the unit");
+                   "unit 'layers.0' has no parameters; declare them before the unit");
     FSDP_TRY(declare(net, err));
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "layer.0", &net->opts, &unit, why),
                    "unit 'layer.0' has no parameters: no name is equal or below it, the nearest "

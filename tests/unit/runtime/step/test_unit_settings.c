@@ -410,7 +410,7 @@ static fsdp_status change_the_end(toy *net, fsdp_error *err)
     FSDP_TRY(forward(net, err));
     FSDP_TRY(backward(net, err));
     EXPECT_REFUSAL(fsdp_root_set_manual_backward_finalization(root, true, why),
-                   "the end_backward of a last backward comes before");
+                   "call the end_backward of a last backward first");
     fsdp_root_set_is_last_backward(root, true);
     FSDP_TRY(forward(net, err));
     FSDP_TRY(backward(net, err));
@@ -418,7 +418,7 @@ static fsdp_status change_the_end(toy *net, fsdp_error *err)
     FSDP_TRY(forward(net, err));
     FSDP_TRY(backward(net, err));
     EXPECT_REFUSAL(fsdp_root_set_manual_backward_finalization(root, false, why),
-                   "fsdp_root_finalize_backward, and the wait for it, come before");
+                   "call fsdp_root_finalize_backward, and wait for it, first");
     FSDP_TRY(fsdp_root_finalize_backward(root, true, &handle, err));
     FSDP_TRY(fsdp_finalize_wait(handle, err));
     FSDP_TRY(fsdp_finalize_wait(handle, err)); /* was waited for */

@@ -104,7 +104,7 @@ static fsdp_status set_values(toy *net, fsdp_error *err)
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     fsdp_error why = {0};
     bool is_refused = fsdp_root_init(net->root, number, &factor, &why) == FSDP_ERR_USAGE;
-    FSDP_TRY(expect(is_refused && strstr(why.text, "fsdp_root_init is for between steps"),
+    FSDP_TRY(expect(is_refused && strstr(why.text, "cannot run fsdp_root_init inside a step"),
                     "not inside a forward", err));
     return fsdp_root_end_forward(net->root, err);
 }
