@@ -71,7 +71,7 @@ static void check_arguments(const bench_options *opts)
     bool makes = strcmp(opts->command, "make") == 0;
     /* An option that the command would ignore is a usage error, since the user expects an effect. */
     if (opts->of_make && !makes)
-        cli_usage_error("--%s means nothing to %s", opts->of_make, opts->command);
+        cli_usage_error("--%s has no meaning for %s", opts->of_make, opts->command);
     if (!opts->path)
         cli_usage_error("%s needs a DIR", opts->command);
     if (makes)

@@ -66,7 +66,7 @@ static const cli_tool tool = {
     .runs_alone = true,
     .argp = &argp};
 
-/* The picture may replace an older one, but not what it is to be drawn from. */
+/* The picture may replace an older one, but not the numbers that it is drawn from. */
 static fsdp_status refuse_input(const plot_options *opts, fsdp_error *err)
 {
     char path[PATH_MAX];
@@ -79,7 +79,7 @@ static fsdp_status refuse_input(const plot_options *opts, fsdp_error *err)
         snprintf(path, sizeof path, "%s%s", opts->paths[i],
                  S_ISDIR(info.st_mode) ? "/metrics.jsonl" : "");
         if (stat(path, &info) == 0 && info.st_dev == output.st_dev && info.st_ino == output.st_ino)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "cannot write '%s': its numbers are to be drawn",
+            return fsdp_fail(err, FSDP_ERR_USAGE, "cannot write '%s': it holds the numbers to draw",
                              opts->output);
     }
     return FSDP_OK;

@@ -133,13 +133,13 @@ static void check_scopes(const row_options *opts)
     unsigned set = commands[find_command(opts->command)].set;
     for (size_t i = 0; i < sizeof scopes / sizeof *scopes; i++)
         if ((opts->given & UINT64_C(1) << (scopes[i].key - KEY_SEED)) && !(scopes[i].heeded & set))
-            cli_usage_error("--%s means nothing to %s", scopes[i].name, opts->command);
+            cli_usage_error("--%s has no meaning for %s", scopes[i].name, opts->command);
     if (opts->step->first && !(set & FOR_STEP))
-        cli_usage_error("--%s means nothing to %s", opts->step->first, opts->command);
+        cli_usage_error("--%s has no meaning for %s", opts->step->first, opts->command);
     if (opts->step->first_shared && !(set & (FOR_STEP | FOR_TRAIN)))
-        cli_usage_error("--%s means nothing to %s", opts->step->first_shared, opts->command);
+        cli_usage_error("--%s has no meaning for %s", opts->step->first_shared, opts->command);
     if (opts->trainer->first && !(set & FOR_TRAIN))
-        cli_usage_error("--%s means nothing to %s", opts->trainer->first, opts->command);
+        cli_usage_error("--%s has no meaning for %s", opts->trainer->first, opts->command);
 }
 
 static void check_torch(const row_options *opts)

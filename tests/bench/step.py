@@ -168,7 +168,7 @@ def check_refusals():
             ("step --param-dtype i8", "is not one of f32, bf16, f16"),
             ("step --divide 0", "must be more than 0"),
             ("step --against gloo", "step has torch"),
-            ("save --layers 3", "--layers means nothing to save"),
+            ("save --layers 3", "--layers has no meaning for save"),
             ("step --scale 3", "there is no option '--scale'")]:
         code, out, said = run(*arguments.split())
         assert code == 2 and told in said and out == "", (arguments, code, out, said)

@@ -99,12 +99,12 @@ def check_refusals():
             ("--heads 3", "--width 16 is no multiple of --heads 3"),
             ("--turns 2", "--turns 2 is out of range: 3 to 99"),
             ("--llmc x", "--llmc means nothing without --against"),
-            ("--rows 4", "--rows means nothing to train"),
-            ("--size 1G", "--size means nothing to train")]:
+            ("--rows 4", "--rows has no meaning for train"),
+            ("--size 1G", "--size has no meaning for train")]:
         done = run(*options.split())
         assert done.returncode == 2 and told in done.stderr and done.stdout == "", done
-    for options, told in [("step --heads 2", "--heads means nothing to step"),
-                          ("save --width 2", "--width means nothing to save")]:
+    for options, told in [("step --heads 2", "--heads has no meaning for step"),
+                          ("save --width 2", "--width has no meaning for save")]:
         done = subprocess.run([f"{BUILD}/tests/bench_rows", *options.split()], capture_output=True, text=True)
         assert done.returncode == 2 and told in done.stderr, done
 

@@ -281,7 +281,8 @@ static fsdp_status prove_elements(fsdp_checkpoint *checkpoint, const bench_proof
     atomic_init(&job.done, 0);
     job.results = calloc((size_t)proof->threads, sizeof *job.results);
     if (!job.results)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "no memory for %d threads", proof->threads);
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for %d threads",
+                         proof->threads);
     fsdp_status st = fsdp_ctl_run_threads(proof->threads, prove_entries, &job, err);
     if (st == FSDP_OK)
         st = first_failure(&job, err);
@@ -347,7 +348,7 @@ static fsdp_status check_goes_on(fsdp_checkpoint *checkpoint, const bench_option
     fsdp_error found = {0};
     if (!read_config(fsdp_checkpoint_sd(checkpoint), name, sizeof name, &scale))
         return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' was not made by fsdp-bench make: name another directory", path);
+                         "'%s' was not made by fsdp-bench make; name another directory", path);
     if (strcmp(name, opts->model) != 0 || scale != opts->scale)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' holds --model %s --scale %g: %s", path, name,
                          scale, advice);

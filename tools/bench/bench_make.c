@@ -74,7 +74,7 @@ static fsdp_status choose_step(const bench_options *opts, const fsdp_run_steps *
     st = path ? bench_check_goes_on(opts, path, err) : FSDP_OK;
     int64_t newest = path ? step_of_path(steps, path) : 0;
     if (st == FSDP_OK && newest == FSDP_NO_STEP)
-        st = fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' came meanwhile: another job saves into the run",
+        st = fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists: another job created it in the meantime",
                        path);
     fsdp_string_free(path);
     *step_out = newest + BENCH_STEP;
@@ -129,7 +129,7 @@ static fsdp_status check_memory(const bench_model *model, fsdp_error *err)
     if (bytes < memory)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_LIMIT,
-                     "the state has %s, this machine has %s of memory; use --scale",
+                     "the state has %s, but this machine has %s of memory; use --scale",
                      cli_bytes(bytes, needed), cli_bytes(memory, present));
 }
 

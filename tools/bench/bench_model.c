@@ -200,7 +200,7 @@ fsdp_status bench_model_finish(bench_model *model, fsdp_error *err)
     if (!model->failed)
         return FSDP_OK;
     bench_model_release(model);
-    return fsdp_fail(err, FSDP_ERR_LIMIT, "no memory for the model's names");
+    return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for the model's names");
 }
 
 fsdp_status bench_model_init(bench_model *model, const char *name, double scale, fsdp_error *err)
@@ -211,8 +211,8 @@ fsdp_status bench_model_init(bench_model *model, const char *name, double scale,
             add_params[i](model);
             return bench_model_finish(model, err);
         }
-    return fsdp_fail(err, FSDP_ERR_USAGE, "there is no model '%s'; gpt2, llama-1b, llama-8b, moe",
-                     name);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "there is no model '%s'; use gpt2, llama-1b, llama-8b or moe", name);
 }
 
 fsdp_status bench_model_init_plain(bench_model *model, int count, int64_t bytes, fsdp_error *err)

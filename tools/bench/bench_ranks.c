@@ -38,8 +38,8 @@ static fsdp_status check_world(const fsdp_ctl *ctl, fsdp_error *err)
     if (fsdp_ctl_size(ctl) == mpi.size)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s is %d, but MPI itself has %d ranks: use mpirun of the MPI that fsdp-bench "
-                     "was built with; inside a job 'env -u %s fsdp-bench ...'",
+                     "%s is %d, but MPI itself has %d ranks; use mpirun of the MPI that fsdp-bench "
+                     "was built with; inside a job, run it with 'env -u %s fsdp-bench ...'",
                      mpi.size_name, mpi.size, fsdp_ctl_size(ctl), mpi.size_name);
 }
 

@@ -34,7 +34,7 @@ static fsdp_status add_tensor(builder *b, fsdp_dtype dtype, int ndim, const int6
     int dim = ndim > b->opts->shard_dim ? b->opts->shard_dim : 0;
     fsdp_placement placement = {.kind = ndim > 0 ? FSDP_SHARD : FSDP_REPLICATE, .dim = dim};
     if (b->name.failed)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "no memory for a name");
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for a name");
     return fsdp_sd_add_tensor(
         b->sd, b->name.data, b->name.size,
         &(fsdp_tensor){dtype, ndim, shape, {.mesh = b->mesh, .placement = {placement}}, NULL}, err);

@@ -528,9 +528,10 @@ static const struct argp_option *find_option(const cli_tool *tool, char *name, i
         return option;
     const char *near = nearest_option(tool->argp, name, strlen(name));
     if (near)
-        cli_usage_error("%s:%d: unknown option '%s'; did you mean '%s'?", cli_process.rules.path,
-                        line, shown(name, text), near);
-    cli_usage_error("%s:%d: unknown option '%s'", cli_process.rules.path, line, shown(name, text));
+        cli_usage_error("%s:%d: there is no option '%s'; did you mean '%s'?",
+                        cli_process.rules.path, line, shown(name, text), near);
+    cli_usage_error("%s:%d: there is no option '%s'", cli_process.rules.path, line,
+                    shown(name, text));
 }
 
 /* "--name=value"; for a flag "--name", or NULL when it is false. */

@@ -153,10 +153,10 @@ static void choose_format(convert_options *opts, bool needs_native)
 {
     fsdp_convert_opts *convert = &opts->convert;
     if (strcmp(opts->to, "-") == 0)
-        cli_usage_error("DST '-' would be standard output, and a result is read back: name a file "
+        cli_usage_error("DST '-' would be standard output, but a result is read back; name a file "
                         "or a directory ('./-' if that is its name)");
     if (strstr(opts->to, "://"))
-        cli_usage_error("DST '%s' is an address: name a file or a directory here, and upload it",
+        cli_usage_error("DST '%s' is an address; name a file or a directory here, and upload it",
                         opts->to);
     const fsdp_format *named = fsdp_format_to(fsdp_convert_format_of(opts->to));
     if (convert->format) {
@@ -267,8 +267,8 @@ static const char *const *words_of(const char *option)
 static bool parse_mode(const char *text)
 {
     if (strcmp(text, "mmap") == 0)
-        cli_usage_error("--io mmap is not offered: a file that shrinks under a map kills its "
-                        "reader; there is auto, pread, direct");
+        cli_usage_error("--io mmap is not supported: a file that shrinks under a map kills its "
+                        "reader; use auto, pread or direct");
     return strcmp(modes[cli_parse_word("--io", text, modes)], "direct") == 0;
 }
 
@@ -459,7 +459,7 @@ static void check_contradictions(const convert_options *opts)
     if (convert->skip_copies && convert->copy_from)
         cli_usage_error("--no-copy and --copy-from contradict each other");
     if (convert->copy_code && !convert->copy_from)
-        cli_usage_error("--copy-code has no meaning without --copy-from DIR");
+        cli_usage_error("--copy-code needs --copy-from DIR");
     if (convert->kind == FSDP_FULL && opts->mesh_text)
         cli_usage_error("--kind full has every tensor whole: --mesh has no meaning");
     if (convert->kind != FSDP_SHARDED && convert_is_given(opts, "shard-dim"))
@@ -486,8 +486,8 @@ static void make_mesh(convert_options *opts)
     opts->mesh = parse_mesh(opts->mesh_text);
     int64_t ranks = fsdp_mesh_size(opts->mesh);
     if (opts->convert.world > 0 && opts->convert.world != ranks)
-        cli_usage_error("--mesh %s has %" PRId64 " ranks, --world-size says %d", opts->mesh_text,
-                        ranks, opts->convert.world);
+        cli_usage_error("--mesh %s has %" PRId64 " ranks, but --world-size says %d",
+                        opts->mesh_text, ranks, opts->convert.world);
     opts->convert.mesh = opts->mesh;
 }
 
@@ -495,9 +495,10 @@ static void check_arguments(convert_options *opts, const struct argp_state *stat
 {
     enum { LEAST_MEMORY = 1 << 20 }; /* the size of one read or write */
     if (opts->common.memory > 0 && opts->common.memory < LEAST_MEMORY)
-        cli_usage_error("--mem of %" PRId64 " bytes is too little: a thread reads and writes 1 MiB "
-                        "at a time, so that the least is 1M",
-                        opts->common.memory);
+        cli_usage_error(
+            "--mem of %" PRId64
+            " bytes is too small: a thread reads and writes 1 MiB at a time; set at least 1M",
+            opts->common.memory);
     if (opts->apply) {
         check_apply(opts, state);
     } else {
