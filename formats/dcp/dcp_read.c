@@ -344,7 +344,8 @@ fsdp_status dcp_read_bytes(fsdp_io *io, const char *path, char **data_out, size_
     if (result < 0)
         st = fsdp_fail_errno(err, -result, "cannot get the size of '%s'", path);
     else if (size > METADATA_LIMIT)
-        st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is too large for metadata", path);
+        st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' has %lld bytes, at most %d are allowed", path,
+                       (long long)size, METADATA_LIMIT);
     else if (!(*data_out = fsdp_realloc(NULL, (size_t)size + 1, 1)))
         st = fsdp_fail_memory(err, path);
     else

@@ -516,10 +516,10 @@ static fsdp_status read_version(gguf_model *model, fsdp_error *err)
     if (model->in.is_big)
         version = version >> 24 | (version >> 8 & 0xFF00);
     if (version != 2 && version != 3)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' is a GGUF file of version %" PRIu32 "; 2 and 3 are known%s",
-                         model->in.path, version,
-                         version == 1 ? "; convert it with llama.cpp's gguf-py" : "");
+        return fsdp_fail(
+            err, FSDP_ERR_DAMAGED,
+            "'%s' is a GGUF file of version %" PRIu32 "; this fsdp reads versions 2 and 3%s",
+            model->in.path, version, version == 1 ? "; convert it with llama.cpp's gguf-py" : "");
     return FSDP_OK;
 }
 

@@ -170,7 +170,7 @@ static fsdp_status undo_filter(const chunked_set *set, const chunk_filter *filte
 {
     if (!state->data && filter->id != H5Z_FILTER_SHUFFLE)
         return fsdp_fail(err, FSDP_ERR_REFUSED,
-                         "filter %d stands before one whose result has a fixed size",
+                         "filter %d precedes a filter whose result has a fixed size",
                          (int)filter->id);
     switch (filter->id) {
     case H5Z_FILTER_DEFLATE: return undo_deflate(set, state, err);

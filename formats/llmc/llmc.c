@@ -219,8 +219,8 @@ static fsdp_status fill(fsdp_source *source, const char *path, fsdp_error *err)
     fsdp_dtype dtype = dtype_of(version);
     if (dtype == FSDP_DTYPE_NONE)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' is an llm.c model of version %" PRId64 "; 3 (f32) and 5 (bf16) are "
-                         "known",
+                         "'%s' is an llm.c model of version %" PRId64
+                         "; this fsdp reads versions 3 (f32) and 5 (bf16)",
                          path, version);
     FSDP_TRY(llmc_lay_out(path, numbers, FSDP_ERR_DAMAGED, tensors, err));
     FSDP_TRY(add_values(source, numbers, err));

@@ -36,7 +36,7 @@ fsdp_status fsdp_npy_place(const char *path, const uint8_t *prefix, size_t prefi
     unsigned major = prefix[MAGIC_SIZE], minor = prefix[MAGIC_SIZE + 1];
     if (major < 1 || major > 3 || minor != 0)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                         "'%s': version %u.%u of the npy format is not known", path, major, minor);
+                         "'%s': version %u.%u of the npy format is unknown", path, major, minor);
     uint32_t size = fsdp_load_u32(prefix + MAGIC_SIZE + 2);
     *offset_out = major == 1 ? PREFIX_V1 : FSDP_NPY_PREFIX;
     *size_out = major == 1 ? size & 0xFFFF : size;

@@ -654,7 +654,8 @@ static fsdp_status read_index(const fsdp_probe *probe, weight_map *map, fsdp_err
     if (st == FSDP_OK && file->ops->size(file, &bytes) < 0)
         st = fsdp_fail(err, FSDP_ERR_IO, "cannot get the size of '%s'", path);
     if (st == FSDP_OK && bytes > INDEX_LIMIT)
-        st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is too large for an index", path);
+        st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' has %lld bytes, at most %d are allowed", path,
+                       (long long)bytes, (int)INDEX_LIMIT);
     size = (size_t)bytes;
     if (st == FSDP_OK && !(text = fsdp_alloc(size + 1, 1)))
         st = fsdp_fail_memory(err, path);

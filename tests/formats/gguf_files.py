@@ -133,8 +133,8 @@ def refused(folder):
             struct.pack("<IQI", 1, 32, 8), struct.pack("<IQI", 1, 33, 8)), "not a multiple of 32 values"),
         "an offset between two places": (gguf([ARCHITECTURE], good).replace(
             struct.pack("<IQIQ", 1, 4, 0, 0), struct.pack("<IQIQ", 1, 4, 0, 2)), "not a multiple of 32"),
-        "version 4": (gguf(PAIRS, good, version=4), "version 4; 2 and 3 are known"),
-        "version 1": (gguf(PAIRS, good, version=1), "version 1; 2 and 3 are known"),
+        "version 4": (gguf(PAIRS, good, version=4), "version 4; this fsdp reads versions 2 and 3"),
+        "version 1": (gguf(PAIRS, good, version=1), "version 1; this fsdp reads versions 2 and 3"),
         "a key that is a tensor": (gguf([ARCHITECTURE, ("w", U8, 1)], good), "twice"),
         "arrays in an array": (gguf([("a", ARRAY, (U32, []))], []).replace(
             struct.pack("<IIQ", ARRAY, U32, 0), struct.pack("<IIQ", ARRAY, ARRAY, 0)), "array of arrays"),
