@@ -201,9 +201,8 @@ static fsdp_status read_open_file(fsdp_file *file, const char *path, size_t max_
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot get the size of '%s'", path);
     if ((uint64_t)size > max_size || (uint64_t)size >= SIZE_MAX)
-        return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "'%s' has %" PRId64 " bytes, more than the limit of %zu", path, size,
-                         max_size);
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' has %" PRId64 " bytes, at most %zu are allowed",
+                         path, size, max_size);
     char *data = fsdp_realloc(NULL, (size_t)size + 1, 1);
     if (!data)
         return fsdp_fail_memory(err, path);

@@ -308,7 +308,7 @@ Test(io, small_files_are_read_up_to_the_limit)
     fsdp_free(data);
     cr_assert_eq(fsdp_io_read_file(NULL, path, 9, &data, &size, &err), FSDP_ERR_LIMIT);
     cr_assert_null(data);
-    cr_assert_not_null(strstr(err.text, "has 10 bytes, more than the limit of 9"));
+    cr_assert_not_null(strstr(err.text, "has 10 bytes, at most 9 are allowed"));
     make_file(in_folder("empty"), "");
     check_content(in_folder("empty"), "");
 }
