@@ -162,8 +162,8 @@ fsdp_status fsdp_digests_decode(const char *data, size_t size, const char *path,
     digest_reader reader = {.path = path, .list = list, .line = 1};
     FSDP_TRY(check_end(&reader, data, size, err));
     if (size < first || memcmp(data, FIRST_LINE, first) != 0)
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' was written by a newer version of fsdp",
-                         path);
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "'%s' was written by a newer version of fsdp; use that version", path);
     for (reader.at = data + first; reader.at < reader.end;) {
         const char *end = memchr(reader.at, '\n', (size_t)(reader.end - reader.at));
         reader.line++;

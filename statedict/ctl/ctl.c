@@ -129,8 +129,10 @@ static fsdp_status fail_version(const ctl_call *call, int peer, fsdp_error *err)
     char name[FSDP_CTL_CALL];
     ctl_call_public(&call->head, name);
     err->rank = peer;
-    return fsdp_fail(err, FSDP_ERR_PEER, "rank %d runs another version of fsdp (seen in %s)", peer,
-                     name);
+    return fsdp_fail(
+        err, FSDP_ERR_PEER,
+        "rank %d runs another version of fsdp (seen in %s); use one version on all ranks", peer,
+        name);
 }
 
 /* True when the last message was one of an unexpected size, and a frame of another version. */

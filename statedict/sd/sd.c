@@ -513,7 +513,7 @@ fsdp_status fsdp_sd_set_path(fsdp_sd *sd, size_t index, const int32_t *path, siz
     const fsdp_entry *entry = fsdp_sd_at(sd, index);
     char text[NAME_TEXT];
     if (!entry || !fsdp_path_fits(entry->name, entry->name_size, path, count))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "that is not a path of '%s'",
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the path does not spell the name '%s'",
                          entry ? fsdp_printable(entry->name, entry->name_size, text, sizeof text)
                                : "");
     int32_t *copy = fsdp_arena_alloc(&sd->arena, count, sizeof *copy);

@@ -222,9 +222,10 @@ Test(ctl_tcp, a_rank_of_another_version_is_refused)
         say(peer, &old, sizes[i % 2]);
         cr_expect_eq(i < 2 ? fsdp_ctl_barrier(ctl, &err) : fsdp_ctl_recv(ctl, 1, &byte, 1, &err),
                      FSDP_ERR_PEER);
-        cr_expect_str_eq(err.text,
-                         i < 2 ? "rank 1 runs another version of fsdp (seen in fsdp_ctl_barrier)"
-                               : "rank 1 runs another version of fsdp (seen in fsdp_ctl_recv)");
+        cr_expect_str_eq(err.text, i < 2 ? "rank 1 runs another version of fsdp (seen in "
+                                           "fsdp_ctl_barrier); use one version on all ranks"
+                                         : "rank 1 runs another version of fsdp (seen in "
+                                           "fsdp_ctl_recv); use one version on all ranks");
         cr_expect_eq(err.rank, 1);
         fsdp_ctl_free(ctl);
         close(peer);
