@@ -162,7 +162,7 @@ static fsdp_status read_runs(const plot_options *opts, plot_run **runs, fsdp_err
     for (size_t i = 0; i < opts->count; i++) {
         runs[i] = calloc(1, sizeof *runs[i]);
         if (!runs[i])
-            return fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+            return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for the runs");
         runs[i]->path = opts->paths[i];
         runs[i]->name = short_name(opts, i);
         FSDP_TRY(plot_run_read(runs[i], err));

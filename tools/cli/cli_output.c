@@ -175,6 +175,6 @@ fsdp_status cli_write_output(const char *path, const cli_part *parts, size_t cou
 fsdp_status cli_write_picture(const char *path, const fsdp_text *text, fsdp_error *err)
 {
     if (text->failed)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for a picture");
     return cli_write_output(path, &(cli_part){text->data, text->size}, 1, err);
 }

@@ -145,7 +145,8 @@ static fsdp_status read_lines(plot_run *run, FILE *file, const char *path, int64
                               fsdp_error *err)
 {
     char *line = malloc(LINE_MOST);
-    fsdp_status st = line ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    fsdp_status st =
+        line ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for a line");
     size_t size = 0;
     int c;
     for (; st == FSDP_OK && left > 0 && (c = getc_unlocked(file)) != EOF; left--) {
