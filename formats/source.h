@@ -363,7 +363,7 @@ bool fsdp_source_tolerates(const fsdp_source *source);
 fsdp_status fsdp_source_add_missing(fsdp_source *source, const char *name, size_t name_size, const char *file,
                                     fsdp_error *err);
 /* Follows a message about something missing. */
-#define FSDP_MISSING_HINT "; fsdp-convert --allow-missing REGEX converts the rest"
+#define FSDP_MISSING_HINT "; convert the rest with fsdp-convert --allow-missing REGEX"
 
 /*
  * Completes the catalog. FSDP_ERR_DAMAGED when the chunks of a tensor do not cover it exactly once (the

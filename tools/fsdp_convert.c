@@ -83,21 +83,21 @@ static void explain(const convert_options *opts, const fsdp_convert_plan *plan, 
 {
     const fsdp_error found = *err;
     if (plan && plan->may_overwrite)
-        fsdp_fail(err, FSDP_ERR_EXISTS, "%s; --overwrite replaces it", found.text);
+        fsdp_fail(err, FSDP_ERR_EXISTS, "%s; replace it with --overwrite", found.text);
     convert_name_drops(opts, err);
     if (found.status == FSDP_ERR_DAMAGED && plan && plan->model_missing > 0)
         cli_forget_run(); /* its checkpoint is whole, and the model in it is not */
 }
 
-/* Adds the option's name to an error of opening, which does not know it. */
+/* Adds the option to the error that a file of a native checkpoint is missing. */
 static void name_allow_missing(const convert_options *opts, fsdp_error *err)
 {
-    static const char end[] = "is missing";
+    static const char end[] = "' is missing";
     size_t size = strlen(err->text), n = sizeof end - 1;
     fsdp_error found = *err;
     if (found.status == FSDP_ERR_DAMAGED && !opts->convert.open.allow_missing && size > n &&
         strcmp(err->text + size - n, end) == 0)
-        fsdp_fail(err, found.status, "%s; --allow-missing REGEX converts the rest", found.text);
+        fsdp_fail(err, found.status, "%s; convert the rest with --allow-missing REGEX", found.text);
 }
 
 static fsdp_status open_conversion(convert_options *opts, fsdp_error *err)

@@ -386,7 +386,7 @@ static fsdp_status check_link(const char *path, fsdp_error *err)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_REFUSED,
                      "cannot open '%s': it is a symbolic link, which is not followed by default; "
-                     "--follow-links follows links, 'cp -rL' makes a copy without them",
+                     "follow links with --follow-links, or make a copy without links with 'cp -rL'",
                      path);
 }
 

@@ -31,8 +31,8 @@ static fsdp_status fail_not_a_file(fsdp_error *err, int errnum, const char *path
 static fsdp_status fail_link(fsdp_error *err, const char *path)
 {
     fsdp_fail(err, FSDP_ERR_REFUSED,
-              "cannot open '%s': it is a symbolic link, which is not followed by default; "
-              "--follow-links follows links, 'cp -rL' makes a copy without them",
+              "cannot open '%s': it is a symbolic link, which is not followed by default; follow "
+              "links with --follow-links, or make a copy without links with 'cp -rL'",
               path);
     if (err)
         err->errnum = ELOOP;

@@ -162,7 +162,7 @@ static fsdp_status place_storage(void *context, const torch_storage_id *id, torc
     const fsdp_zip_entry *entry = fsdp_zip_find(zip->zip, zip->name.data, zip->name.size);
     fsdp_printable(id->key, id->key_size, shown, sizeof shown);
     if (!entry)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: record 'data/%s' is missing",
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: it has no record 'data/%s'",
                          zip->archive->where, shown);
     if (id->element_size > 0 && entry->size != storage->size)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,

@@ -140,7 +140,7 @@ static const char *advice(const export_job *job)
 {
     return is_another(job) ? "; use --copy-from with the config of the same model"
            : are_tied(job) ? ", tied in the source; use --tied keep to write every name"
-                           : "; --allow-missing REGEX converts the rest";
+                           : "; convert the rest with --allow-missing REGEX";
 }
 
 static fsdp_status fail_with_lists(const export_job *job, const char *model, fsdp_error *err)

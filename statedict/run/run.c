@@ -421,7 +421,7 @@ static void notify_set_aside(const fsdp_watch *watch, const char *run, const fsd
     char *path = step->state == FSDP_STEP_REPLACED ? fsdp_path_join(run, name) : NULL;
     if (path && !fsdp_io_exists(io, path))
         notify_skipped(watch, run, step->name,
-                       "set aside by an interrupted overwrite; fsdp-gc --yes restores it");
+                       "set aside by an interrupted overwrite; restore it with fsdp-gc --yes");
     fsdp_free(path);
 }
 

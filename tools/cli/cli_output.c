@@ -49,7 +49,7 @@ static fsdp_status check_kind(const char *path, const cli_output_kind *kind, boo
     if (kind->fits(begin, size))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is not %s%s", path, kind->name,
-                     may_replace ? "; --overwrite replaces it" : " and is not replaced");
+                     may_replace ? "; replace it with --overwrite" : " and is not replaced");
 }
 
 /* Nothing can be read at path. */
