@@ -189,7 +189,7 @@ def read_lies_of_keras(folder):
     data = (folder / "one.h5").read_bytes()
     for members, status, said in (
             ({"model.weights.json": "{}"}, 3, "without max_shard_size"),
-            ({}, 3, "without 'model.weights.h5'"),
+            ({}, 3, "lacks 'model.weights.h5'"),
             ({"model.weights.h5": b"no HDF5"}, (4, 6), "lie.keras"),
             ({"model.weights.h5": data[:-2000], "behind": bytes(4000)}, (4, 6), "lie.keras")):
         write_keras(path, members, zipfile.ZIP_STORED)
