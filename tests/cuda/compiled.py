@@ -1,6 +1,7 @@
 """Checks what nvcc made of the kernels: no kernel spills registers or has a stack frame, those that memory
-bounds load and store 16 bytes at a time, and registers and shared memory are those of registers.txt. Compiles
-nothing: kernels/cuda/compile.sh keeps what ptxas says, and the PTX. Another version of nvcc may give other
+bounds load and store 16 bytes at a time, and registers, shared memory and the bytes that a thread has under way
+(sass.py) are those of registers.txt. Compiles nothing: kernels/cuda/compile.sh keeps what ptxas says, the PTX
+and the machine code. Another version of nvcc may give other
 registers: it must have the same kernels, and the rest is checked. Without nvcc's objects: 77, skipped.
 
 usage: compiled.py BUILD [--update]
@@ -10,6 +11,8 @@ import re
 import sys
 from collections import defaultdict
 from pathlib import Path
+
+from sass import bytes_under_way
 
 HERE = Path(__file__).resolve().parent
 KEPT = Path(sys.argv[1]) / "CMakeFiles/fsdp_cuda.dir/kernels/cuda"
@@ -40,13 +43,13 @@ def readable(symbol):
 
 
 def compiled(path):
-    """For each kernel and target of a file: the problem, if any, registers and shared memory."""
+    """For each symbol and target of a file: the problem, if any, registers and shared memory."""
     for symbol, target, text in COMPILED.findall(path.read_text()):
-        kernel, frame = readable(symbol), FRAME.search(text)
+        frame = FRAME.search(text)
         registers, shared = re.search(r"Used (\d+) registers", text), re.search(r"(\d+) bytes smem", text)
         fits = frame and frame.groups() == ("0", "0", "0")
-        problem = None if fits else f"{kernel} for {target}: {frame[0] if frame else 'no report'}"
-        yield kernel, target, problem, int(registers[1]), int(shared[1]) if shared else 0
+        problem = None if fits else f"{readable(symbol)} for {target}: {frame[0] if frame else 'no report'}"
+        yield symbol, target, problem, int(registers[1]), int(shared[1]) if shared else 0
 
 
 def problems_of_ptx(path, kernels):
@@ -70,20 +73,23 @@ def main():
     problems, rows, targets = [], [], defaultdict(set)
     for report in reports:
         name = report.name.partition(".")[0]
-        kernels = set()
-        for kernel, target, problem, registers, shared in compiled(report):
+        kernels, kept = set(), KEPT / f"{name}_kept"
+        under_way = {target: bytes_under_way(next(kept.glob(f"*{target.removeprefix('sm_')}*.cubin")))
+                     for target in TARGETS}
+        for symbol, target, problem, registers, shared in compiled(report):
+            kernel, loads = readable(symbol), under_way[target][symbol]
             kernels.add(kernel)
             problems += [problem] if problem else []
             targets[kernel].add(target)
-            rows.append(f"{name + '.cu':<10} {kernel:<26} {target:<7} {registers:>9} {shared:>6}")
-        ptx = sorted((KEPT / f"{name}_kept").glob("*.ptx"))
+            rows.append(f"{name + '.cu':<10} {kernel:<26} {target:<7} {registers:>9} {shared:>6} {loads:>9}")
+        ptx = sorted(kept.glob("*.ptx"))
         problems += [] if len(ptx) == len(TARGETS) else [f"{name}: {len(ptx)} files of PTX"]
         problems += [problem for path in ptx for problem in problems_of_ptx(path, kernels)]
     problems += [f"{kernel} is compiled for {sorted(found)}, not {list(TARGETS)}"
                  for kernel, found in targets.items() if found != set(TARGETS)]
     version = re.search(r"Cuda compilation tools, release (\S+),", ptx[0].read_text())[1]
     table = "\n".join([f"# nvcc {version}: python3 tests/cuda/compiled.py build --update",
-                       f"{'# file':<10} {'kernel':<26} {'target':<7} {'registers':>9} {'shared':>6}",
+                       f"{'# file':<10} {'kernel':<26} {'target':<7} {'registers':>9} {'shared':>6} under way",
                        *sorted(rows)])
     if "--update" in sys.argv:
         TABLE.write_text(table + "\n")
