@@ -6,18 +6,20 @@
 
 /* --- folds ------------------------------------------------------------------------------------ */
 
-struct fold_params {
+/* Folds of few ranks have an instance with capacity for so many, as lists do (launch.cuh). */
+template <uint32_t MOST> struct fold_params {
     uint8_t *to;
     uint64_t count;
     uint32_t type, n;
     fsdp_reduction how;
     double factor; /* fsdp_exact_reciprocal of the divisor */
-    const uint8_t *from[FSDP_CUDA_FOLD_SOURCES];
+    const uint8_t *from[MOST];
 };
 
 /* Unlike the loops of C, which add four sources to a sum in a block of memory, this one keeps it in
  * registers: the order is the same. */
-template <typename real> FSDP_DEVICE void fold_unit(const fold_params &fold, fsdp_unit unit)
+template <typename real, uint32_t MOST>
+FSDP_DEVICE void fold_unit(const fold_params<MOST> &fold, fsdp_unit unit)
 {
     const bool is_sum = fold.how.fold == FSDP_FOLD_SUM;
     const bool multiplies = fold.how.multiply != 1 || !is_sum;
@@ -46,7 +48,8 @@ template <typename real> FSDP_DEVICE void fold_unit(const fold_params &fold, fsd
     fsdp_write(fold.to, fold.type, unit, total);
 }
 
-template <typename real> FSDP_KERNEL(FSDP_THREADS, 2) fold_reals(FSDP_PARAMS(fold_params) fold)
+template <typename real, uint32_t MOST>
+FSDP_KERNEL(FSDP_THREADS, 2) fold_reals(FSDP_PARAMS(fold_params<MOST>) fold)
 {
     fsdp_line line(fold.to, fold.type, fold.count, 0);
 #pragma unroll 1
@@ -101,8 +104,8 @@ FSDP_DEVICE void store_integers(uint8_t *to, uint64_t codes[FSDP_UNIT], uint32_t
 }
 
 /* Flipping the sign bit makes the order of signed codes that of unsigned ones. */
-template <typename code>
-FSDP_DEVICE void fold_integers_unit(const fold_params &fold, fsdp_unit unit)
+template <typename code, uint32_t MOST>
+FSDP_DEVICE void fold_integers_unit(const fold_params<MOST> &fold, fsdp_unit unit)
 {
     const uint32_t size = integer_size(fold.type);
     const int64_t at = unit.at * (int64_t)size;
@@ -123,7 +126,8 @@ FSDP_DEVICE void fold_integers_unit(const fold_params &fold, fsdp_unit unit)
     store_integers(fold.to + at, total, size, unit.mask);
 }
 
-template <typename code> FSDP_KERNEL(FSDP_THREADS, 2) fold_integers(FSDP_PARAMS(fold_params) fold)
+template <typename code, uint32_t MOST>
+FSDP_KERNEL(FSDP_THREADS, 2) fold_integers(FSDP_PARAMS(fold_params<MOST>) fold)
 {
     fsdp_line line(fold.to, fold.type, fold.count, 0);
 #pragma unroll 1
@@ -131,30 +135,47 @@ template <typename code> FSDP_KERNEL(FSDP_THREADS, 2) fold_integers(FSDP_PARAMS(
         fold_integers_unit<code>(fold, unit);
 }
 
-static void (*fold_kernel(fsdp_dtype dtype))(FSDP_PARAMS(fold_params))
+template <uint32_t MOST> static void (*fold_kernel(fsdp_dtype dtype))(FSDP_PARAMS(fold_params<MOST>))
 {
     if (fsdp_integer_can_fold(dtype))
-        return fsdp_dtype_size(dtype) == 8 ? fold_integers<uint64_t> : fold_integers<uint32_t>;
-    return dtype == FSDP_F64 ? fold_reals<double> : fold_reals<float>;
+        return fsdp_dtype_size(dtype) == 8 ? fold_integers<uint64_t, MOST>
+                                           : fold_integers<uint32_t, MOST>;
+    return dtype == FSDP_F64 ? fold_reals<double, MOST> : fold_reals<float, MOST>;
+}
+
+struct fold_call {
+    const fsdp_cuda_span *to;
+    const void *const *from;
+    uint32_t n;
+    fsdp_reduction how;
+    void *stream;
+};
+
+template <uint32_t MOST> static int launch_fold(const fold_call &call)
+{
+    fold_params<MOST> fold = {};
+    fold.to = (uint8_t *)call.to->data;
+    fold.count = call.to->count;
+    fold.type = (uint32_t)call.to->dtype;
+    fold.n = call.n;
+    fold.how = call.how;
+    fold.factor = fsdp_exact_reciprocal(call.how.divide);
+    for (uint32_t i = 0; i < call.n; i++)
+        fold.from[i] = (const uint8_t *)call.from[i];
+    uint64_t tiles = fsdp_line_tiles(fold.count);
+    if (tiles > FSDP_MOST_TILES)
+        return FSDP_CUDA_INVALID;
+    const fsdp_grid<fold_params<MOST>> grid = {fold_kernel<MOST>(call.to->dtype), FSDP_THREADS, call.stream};
+    return tiles == 0 ? (int)FSDP_CUDA_OK : fsdp_launch(grid, (unsigned)tiles, fold);
 }
 
 int fsdp_cuda_fold(const fsdp_cuda_span *to, const void *const *from, int n, fsdp_reduction how,
                    void *stream)
 {
-    fold_params fold = {};
-    uint64_t tiles = fsdp_line_tiles(to->count);
-    if (n < 1 || n > FSDP_CUDA_FOLD_SOURCES || tiles > FSDP_MOST_TILES)
+    if (n < 1 || n > FSDP_CUDA_FOLD_SOURCES)
         return FSDP_CUDA_INVALID;
-    fold.to = (uint8_t *)to->data;
-    fold.count = to->count;
-    fold.type = (uint32_t)to->dtype;
-    fold.n = (uint32_t)n;
-    fold.how = how;
-    fold.factor = fsdp_exact_reciprocal(how.divide);
-    for (int i = 0; i < n; i++)
-        fold.from[i] = (const uint8_t *)from[i];
-    const fsdp_grid<fold_params> grid = {fold_kernel(to->dtype), FSDP_THREADS, stream};
-    return tiles == 0 ? (int)FSDP_CUDA_OK : fsdp_launch(grid, (unsigned)tiles, fold);
+    const fold_call call = {to, from, (uint32_t)n, how, stream};
+    return n <= FSDP_FEW ? launch_fold<FSDP_FEW>(call) : launch_fold<FSDP_CUDA_FOLD_SOURCES>(call);
 }
 
 /* --- sums, products and quotients in place ---------------------------------------------------- */
@@ -173,7 +194,7 @@ struct edit_how {
     edit_kind kind;
 };
 
-using edit_batch = fsdp_batch<edit_how, edit_item>;
+template <uint32_t MOST> using edit_batch = fsdp_batch<edit_how, edit_item, MOST>;
 
 template <typename real>
 FSDP_DEVICE void edit_unit(const edit_item &item, const edit_how &how, fsdp_unit unit)
@@ -194,7 +215,8 @@ FSDP_DEVICE void edit_unit(const edit_item &item, const edit_how &how, fsdp_unit
     fsdp_write(item.data, item.type, unit, x);
 }
 
-template <typename real> FSDP_KERNEL(FSDP_THREADS, 2) edit(FSDP_PARAMS(edit_batch) batch)
+template <typename real, uint32_t MOST>
+FSDP_KERNEL(FSDP_THREADS, 2) edit(FSDP_PARAMS(edit_batch<MOST>) batch)
 {
     const edit_item &item = fsdp_find_item(batch.items, batch.n);
     fsdp_line line(item.data, item.type, item.count, item.first_tile);
@@ -203,17 +225,27 @@ template <typename real> FSDP_KERNEL(FSDP_THREADS, 2) edit(FSDP_PARAMS(edit_batc
         edit_unit<real>(item, batch.shared, unit);
 }
 
+template <typename real> static fsdp_list_grid<edit_how, edit_item> edit_grid(void *stream)
+{
+    constexpr uint32_t MANY = fsdp_many<edit_how, edit_item>();
+    return {edit<real, FSDP_FEW>, edit<real, MANY>, FSDP_THREADS, stream};
+}
+
+static int add_edit(fsdp_batches<edit_how, edit_item> *batches, const edit_item &item)
+{
+    return batches->add(item, fsdp_line_tiles(item.count));
+}
+
 /* The spans that compute in f64, or all others. */
-static int edit_some(const fsdp_grid<edit_batch> &grid, const edit_how &how, bool is_wide,
-                     const fsdp_cuda_span *spans, size_t n)
+static int edit_some(const fsdp_list_grid<edit_how, edit_item> &grid, const edit_how &how,
+                     bool is_wide, const fsdp_cuda_span *spans, size_t n)
 {
     fsdp_batches<edit_how, edit_item> batches(grid, how);
     for (size_t i = 0; i < n; i++) {
         if ((spans[i].dtype == FSDP_F64) != is_wide)
             continue;
-        edit_item item = {(uint8_t *)spans[i].data, nullptr, spans[i].count, 0,
-                          (uint8_t)spans[i].dtype,  0};
-        int error = batches.add(item, fsdp_line_tiles(item.count));
+        int error = add_edit(&batches, {(uint8_t *)spans[i].data, nullptr, spans[i].count, 0,
+                                        (uint8_t)spans[i].dtype, 0});
         if (error)
             return error;
     }
@@ -222,8 +254,8 @@ static int edit_some(const fsdp_grid<edit_batch> &grid, const edit_how &how, boo
 
 static int edit_all(const fsdp_cuda_span *spans, size_t n, const edit_how &how, void *stream)
 {
-    int error = edit_some({edit<float>, FSDP_THREADS, stream}, how, false, spans, n);
-    return error ? error : edit_some({edit<double>, FSDP_THREADS, stream}, how, true, spans, n);
+    int error = edit_some(edit_grid<float>(stream), how, false, spans, n);
+    return error ? error : edit_some(edit_grid<double>(stream), how, true, spans, n);
 }
 
 int fsdp_cuda_multiply(const fsdp_cuda_span *spans, size_t n, double factor, void *stream)
@@ -240,9 +272,8 @@ int fsdp_cuda_add(const fsdp_cuda_span *to, const void *from, fsdp_dtype from_ty
 {
     bool is_wide = to->dtype == FSDP_F64 || from_type == FSDP_F64;
     fsdp_batches<edit_how, edit_item> batches(
-        {is_wide ? edit<double> : edit<float>, FSDP_THREADS, stream}, {0, EDIT_ADD});
-    edit_item item = {(uint8_t *)to->data, (const uint8_t *)from, to->count, 0,
-                      (uint8_t)to->dtype,  (uint8_t)from_type};
-    int error = batches.add(item, fsdp_line_tiles(item.count));
+        is_wide ? edit_grid<double>(stream) : edit_grid<float>(stream), {0, EDIT_ADD});
+    int error = add_edit(&batches, {(uint8_t *)to->data, (const uint8_t *)from, to->count, 0,
+                                    (uint8_t)to->dtype, (uint8_t)from_type});
     return error ? error : batches.launch();
 }

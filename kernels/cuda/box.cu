@@ -17,7 +17,7 @@ struct box_item {
     uint16_t ndim, is_element;
 };
 
-using box_batch = fsdp_batch<no_common, box_item>;
+template <uint32_t MOST> using box_batch = fsdp_batch<no_common, box_item, MOST>;
 
 struct box_row {
     uint8_t *to;
@@ -63,7 +63,7 @@ FSDP_DEVICE void copy_some(const box_row &row, uint64_t index, uint64_t bytes)
         fsdp_copy_piece(row.to + unit.at, row.from + unit.at, unit.mask);
 }
 
-FSDP_KERNEL(FSDP_THREADS, 3) copy_boxes(FSDP_PARAMS(box_batch) batch)
+template <uint32_t MOST> FSDP_KERNEL(FSDP_THREADS, 3) copy_boxes(FSDP_PARAMS(box_batch<MOST>) batch)
 {
     const box_item &box = fsdp_find_item(batch.items, batch.n);
     const uint64_t row_units = box.is_element ? 1 : fsdp_row_units<FSDP_PIECE>(box.unit);
@@ -143,7 +143,9 @@ static int add_boxes(fsdp_batches<no_common, box_item> *batches, const fsdp_stri
 
 int fsdp_cuda_copy_box(const fsdp_strided_copy *copies, size_t n, void *stream)
 {
-    fsdp_batches<no_common, box_item> batches({copy_boxes, FSDP_THREADS, stream}, {});
+    constexpr uint32_t MANY = fsdp_many<no_common, box_item>();
+    fsdp_batches<no_common, box_item> batches(
+        {copy_boxes<FSDP_FEW>, copy_boxes<MANY>, FSDP_THREADS, stream}, {});
     for (size_t i = 0; i < n; i++) {
         int error = add_boxes(&batches, copies[i]);
         if (error)

@@ -42,7 +42,7 @@ struct hash_item {
     uint32_t first_tile;
 };
 
-using hash_batch = fsdp_batch<no_common, hash_item>;
+template <uint32_t MOST> using hash_batch = fsdp_batch<no_common, hash_item, MOST>;
 
 struct hash_value {
     uint64_t low, high;
@@ -321,7 +321,8 @@ FSDP_DEVICE void end_hash(uint64_t value, const hash_item &item, uint64_t blocks
 }
 
 /* The warp of the chain repeats its 8 lanes four times, so that all its threads take part in shuffles. */
-FSDP_KERNEL(HASH_THREADS, 2) hash_spans(FSDP_PARAMS(hash_batch) batch)
+template <uint32_t MOST>
+FSDP_KERNEL(HASH_THREADS, 2) hash_spans(FSDP_PARAMS(hash_batch<MOST>) batch)
 {
     FSDP_SHARED(block_sums, shared);
     const hash_item &item = batch.items[blockIdx.x];
@@ -353,7 +354,9 @@ FSDP_KERNEL(HASH_THREADS, 2) hash_spans(FSDP_PARAMS(hash_batch) batch)
 
 int fsdp_cuda_hash(const fsdp_cuda_span *spans, size_t n, fsdp_hash *hashes_out, void *stream)
 {
-    fsdp_batches<no_common, hash_item> batches({hash_spans, HASH_THREADS, stream}, {});
+    constexpr uint32_t MANY = fsdp_many<no_common, hash_item>();
+    fsdp_batches<no_common, hash_item> batches(
+        {hash_spans<FSDP_FEW>, hash_spans<MANY>, HASH_THREADS, stream}, {});
     for (size_t i = 0; i < n; i++) {
         hash_item item = {(const uint8_t *)spans[i].data,
                           spans[i].count * fsdp_dtype_size(spans[i].dtype), hashes_out[i].bytes, 0};

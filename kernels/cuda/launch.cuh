@@ -64,26 +64,45 @@ static int fsdp_launch(const fsdp_grid<params> &grid, unsigned blocks, const par
 
 /* --- batches ---------------------------------------------------------------------------------- */
 
+/* A launch copies its parameters, used or not: a list of at most FSDP_FEW items has a kernel with capacity for
+ * so many. */
+enum { FSDP_FEW = 8 };
+
 /* `shared` is what all items have in common; an item has a field first_tile. */
-template <typename common, typename item> struct fsdp_batch {
-    enum { HEAD = (sizeof(common) + 15) / 8 * 8, CAPACITY = (FSDP_PARAM_BYTES - HEAD) / sizeof(item) };
+template <typename common, typename item, uint32_t MOST> struct fsdp_batch {
     common shared;
     uint32_t n;
-    item items[CAPACITY];
+    item items[MOST];
 };
 
 /* The shared part of items that have nothing in common. */
 struct no_common {
 };
 
+/* As many items as the parameters of a launch have capacity for. */
+template <typename common, typename item> constexpr uint32_t fsdp_many()
+{
+    return (FSDP_PARAM_BYTES - (sizeof(common) + 15) / 8 * 8) / sizeof(item);
+}
+
+/* The two instances of a kernel. */
+template <typename common, typename item> struct fsdp_list_grid {
+    using few_items = fsdp_batch<common, item, FSDP_FEW>;
+    using many_items = fsdp_batch<common, item, fsdp_many<common, item>()>;
+    void (*few)(FSDP_PARAMS(few_items));
+    void (*many)(FSDP_PARAMS(many_items));
+    unsigned threads;
+    void *stream;
+};
+
 /* Collects items on the host and launches full batches. */
 template <typename common, typename item> struct fsdp_batches {
-    using batch = fsdp_batch<common, item>;
-    fsdp_grid<batch> grid;
-    batch held;
+    using grid_type = fsdp_list_grid<common, item>;
+    grid_type grid;
+    typename grid_type::many_items held;
     uint64_t tiles = 0;
 
-    fsdp_batches(const fsdp_grid<batch> &to, const common &shared) : grid(to)
+    fsdp_batches(const grid_type &to, const common &shared) : grid(to)
     {
         held.shared = shared;
         held.n = 0;
@@ -91,7 +110,11 @@ template <typename common, typename item> struct fsdp_batches {
 
     int launch()
     {
-        int error = held.n > 0 ? fsdp_launch(grid, (unsigned)tiles, held) : (int)FSDP_CUDA_OK;
+        int error = FSDP_CUDA_OK;
+        if (held.n > FSDP_FEW)
+            error = launch_items({grid.many, grid.threads, grid.stream}, held);
+        else if (held.n > 0)
+            error = launch_few();
         held.n = 0;
         tiles = 0;
         return error;
@@ -103,7 +126,7 @@ template <typename common, typename item> struct fsdp_batches {
             return FSDP_CUDA_OK;
         if (its_tiles > FSDP_MOST_TILES)
             return FSDP_CUDA_INVALID;
-        if (held.n == batch::CAPACITY || tiles + its_tiles > FSDP_MOST_TILES) {
+        if (held.n == fsdp_many<common, item>() || tiles + its_tiles > FSDP_MOST_TILES) {
             int error = launch();
             if (error)
                 return error;
@@ -112,6 +135,22 @@ template <typename common, typename item> struct fsdp_batches {
         held.items[held.n++] = one;
         tiles += its_tiles;
         return FSDP_CUDA_OK;
+    }
+
+private:
+    template <typename batch> int launch_items(const fsdp_grid<batch> &to, const batch &items)
+    {
+        return fsdp_launch(to, (unsigned)tiles, items);
+    }
+
+    int launch_few()
+    {
+        typename grid_type::few_items few = {};
+        few.shared = held.shared;
+        few.n = held.n;
+        for (uint32_t i = 0; i < held.n; i++)
+            few.items[i] = held.items[i];
+        return launch_items({grid.few, grid.threads, grid.stream}, few);
     }
 };
 

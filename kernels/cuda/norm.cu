@@ -27,7 +27,7 @@ struct norm_how {
     double p;
 };
 
-using norm_batch = fsdp_batch<norm_how, norm_item>;
+template <uint32_t MOST> using norm_batch = fsdp_batch<norm_how, norm_item, MOST>;
 
 /* --- the groups ------------------------------------------------------------------------------- */
 
@@ -91,7 +91,8 @@ struct piece_sums {
     double sums[PIECES];
 };
 
-template <power_kind KIND> FSDP_KERNEL(FSDP_THREADS, 2) sum_groups(FSDP_PARAMS(norm_batch) batch)
+template <power_kind KIND, uint32_t MOST>
+FSDP_KERNEL(FSDP_THREADS, 2) sum_groups(FSDP_PARAMS(norm_batch<MOST>) batch)
 {
     FSDP_SHARED(piece_sums, shared);
     const norm_item &item = fsdp_find_item(batch.items, batch.n);
@@ -124,14 +125,15 @@ struct total_item {
     uint32_t first_tile;
 };
 
-using total_batch = fsdp_batch<no_common, total_item>;
+template <uint32_t MOST> using total_batch = fsdp_batch<no_common, total_item, MOST>;
 
 struct some_parts {
     double parts[FSDP_THREADS];
 };
 
 /* The pieces of all finite powers are added alike. */
-template <power_kind KIND> FSDP_KERNEL(FSDP_THREADS, 2) sum_spans(FSDP_PARAMS(total_batch) batch)
+template <power_kind KIND, uint32_t MOST>
+FSDP_KERNEL(FSDP_THREADS, 2) sum_spans(FSDP_PARAMS(total_batch<MOST>) batch)
 {
     FSDP_SHARED(some_parts, shared);
     const total_item &item = batch.items[blockIdx.x];
@@ -175,8 +177,9 @@ struct sum_job {
 
 template <power_kind KIND> static int sum_all_groups(const sum_job &job)
 {
-    fsdp_batches<norm_how, norm_item> batches({sum_groups<KIND>, FSDP_THREADS, job.stream},
-                                              {job.p});
+    constexpr uint32_t MANY = fsdp_many<norm_how, norm_item>();
+    fsdp_batches<norm_how, norm_item> batches(
+        {sum_groups<KIND, FSDP_FEW>, sum_groups<KIND, MANY>, FSDP_THREADS, job.stream}, {job.p});
     double *parts = job.partials;
     for (size_t i = 0; i < job.n; i++) {
         const fsdp_cuda_span &span = job.spans[i];
@@ -193,7 +196,9 @@ template <power_kind KIND> static int sum_all(const sum_job &job)
 {
     constexpr power_kind ADDED = KIND == POWER_MOST ? POWER_MOST : POWER_1_2;
     int error = sum_all_groups<KIND>(job);
-    fsdp_batches<no_common, total_item> batches({sum_spans<ADDED>, FSDP_THREADS, job.stream}, {});
+    constexpr uint32_t MANY = fsdp_many<no_common, total_item>();
+    fsdp_batches<no_common, total_item> batches(
+        {sum_spans<ADDED, FSDP_FEW>, sum_spans<ADDED, MANY>, FSDP_THREADS, job.stream}, {});
     const double *parts = job.partials;
     for (size_t i = 0; i < job.n && !error; i++) {
         uint64_t groups = groups_of(job.spans[i]);
@@ -218,7 +223,7 @@ struct finite_how {
     int *all_finite_out;
 };
 
-using finite_batch = fsdp_batch<finite_how, norm_item>;
+template <uint32_t MOST> using finite_batch = fsdp_batch<finite_how, norm_item, MOST>;
 
 FSDP_KERNEL(32, 1) begin_finite(FSDP_PARAMS(finite_how) how)
 {
@@ -238,7 +243,9 @@ FSDP_DEVICE bool is_finite_unit(const norm_item &item, fsdp_unit unit)
     return all;
 }
 
-FSDP_KERNEL(FSDP_THREADS, 2) find_infinite(FSDP_PARAMS(finite_batch) batch)
+/* The result may lie in memory of the host, far from the GPU: a block writes to it once at most. */
+template <uint32_t MOST>
+FSDP_KERNEL(FSDP_THREADS, 2) find_infinite(FSDP_PARAMS(finite_batch<MOST>) batch)
 {
     const norm_item &item = fsdp_find_item(batch.items, batch.n);
     fsdp_line line(item.data, item.type, item.count, item.first_tile);
@@ -246,15 +253,17 @@ FSDP_KERNEL(FSDP_THREADS, 2) find_infinite(FSDP_PARAMS(finite_batch) batch)
 #pragma unroll 1
     for (fsdp_unit unit; line.next(&unit);)
         all &= is_finite_unit(item, unit);
-    if (!all)
-        atomicExch(batch.shared.all_finite_out, 0);
+    if (__syncthreads_or(!all) && threadIdx.x == 0)
+        *batch.shared.all_finite_out = 0;
 }
 
 int fsdp_cuda_are_finite(const fsdp_cuda_span *spans, size_t n, int *all_finite_out, void *stream)
 {
     const finite_how how = {all_finite_out};
     const fsdp_grid<finite_how> beginning = {begin_finite, 32, stream};
-    fsdp_batches<finite_how, norm_item> batches({find_infinite, FSDP_THREADS, stream}, how);
+    constexpr uint32_t MANY = fsdp_many<finite_how, norm_item>();
+    fsdp_batches<finite_how, norm_item> batches(
+        {find_infinite<FSDP_FEW>, find_infinite<MANY>, FSDP_THREADS, stream}, how);
     int error = fsdp_launch(beginning, 1, how);
     for (size_t i = 0; i < n && !error; i++) {
         norm_item item = {(const uint8_t *)spans[i].data, spans[i].count, nullptr, 0,

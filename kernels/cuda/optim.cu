@@ -23,8 +23,10 @@ template <typename factors> struct factor_table {
     factors rows[MOST_FACTORS];
 };
 
-using adamw_batch = fsdp_batch<factor_table<fsdp_adamw_factors>, optim_item>;
-using sgd_batch = fsdp_batch<factor_table<fsdp_sgd_factors>, optim_item>;
+template <uint32_t MOST>
+using adamw_batch = fsdp_batch<factor_table<fsdp_adamw_factors>, optim_item, MOST>;
+template <uint32_t MOST>
+using sgd_batch = fsdp_batch<factor_table<fsdp_sgd_factors>, optim_item, MOST>;
 
 /* One loop, so that the code of a write is there once: most tensors have no master weights. */
 template <typename real>
@@ -73,7 +75,8 @@ FSDP_DEVICE void adamw_unit(const optim_item &item, const fsdp_adamw_factors &fa
     write_weights(item, unit, p);
 }
 
-template <typename real> FSDP_KERNEL(FSDP_THREADS, 1) step_adamw(FSDP_PARAMS(adamw_batch) batch)
+template <typename real, uint32_t MOST>
+FSDP_KERNEL(FSDP_THREADS, 1) step_adamw(FSDP_PARAMS(adamw_batch<MOST>) batch)
 {
     const optim_item &item = fsdp_find_item(batch.items, batch.n);
     fsdp_line line(item.weights, item.weight_type, item.count, item.first_tile);
@@ -111,7 +114,8 @@ FSDP_DEVICE void sgd_unit(const optim_item &item, const fsdp_sgd_factors &factor
     write_weights(item, unit, p);
 }
 
-template <typename real> FSDP_KERNEL(FSDP_THREADS, 2) step_sgd(FSDP_PARAMS(sgd_batch) batch)
+template <typename real, uint32_t MOST>
+FSDP_KERNEL(FSDP_THREADS, 2) step_sgd(FSDP_PARAMS(sgd_batch<MOST>) batch)
 {
     const optim_item &item = fsdp_find_item(batch.items, batch.n);
     fsdp_line line(item.weights, item.weight_type, item.count, item.first_tile);
@@ -182,7 +186,7 @@ static optim_item item_of(const fsdp_optim_tensors &tensors)
 
 /* The tensors that compute in f64, or all others. */
 template <typename factors, typename step>
-static int step_some(const fsdp_grid<fsdp_batch<factor_table<factors>, optim_item>> &grid,
+static int step_some(const fsdp_list_grid<factor_table<factors>, optim_item> &grid,
                      bool is_wide, const fsdp_optim_tensors *tensors, size_t n, const step *steps)
 {
     fsdp_batches<factor_table<factors>, optim_item> batches(grid, {});
@@ -205,24 +209,30 @@ static int step_some(const fsdp_grid<fsdp_batch<factor_table<factors>, optim_ite
     return batches.launch();
 }
 
+/* The two instances of a kernel for this type of the arithmetic. */
+template <typename real> static fsdp_list_grid<factor_table<fsdp_adamw_factors>, optim_item> adamw_grid(void *stream)
+{
+    constexpr uint32_t MANY = fsdp_many<factor_table<fsdp_adamw_factors>, optim_item>();
+    return {step_adamw<real, FSDP_FEW>, step_adamw<real, MANY>, FSDP_THREADS, stream};
+}
+
+template <typename real> static fsdp_list_grid<factor_table<fsdp_sgd_factors>, optim_item> sgd_grid(void *stream)
+{
+    constexpr uint32_t MANY = fsdp_many<factor_table<fsdp_sgd_factors>, optim_item>();
+    return {step_sgd<real, FSDP_FEW>, step_sgd<real, MANY>, FSDP_THREADS, stream};
+}
+
 int fsdp_cuda_adamw(const fsdp_optim_tensors *tensors, size_t n, const fsdp_adamw_step *steps,
                     void *stream)
 {
-    int error = step_some<fsdp_adamw_factors>({step_adamw<float>, FSDP_THREADS, stream}, false,
-                                              tensors, n, steps);
-    if (error)
-        return error;
-    return step_some<fsdp_adamw_factors>({step_adamw<double>, FSDP_THREADS, stream}, true, tensors,
-                                         n, steps);
+    int error = step_some<fsdp_adamw_factors>(adamw_grid<float>(stream), false, tensors, n, steps);
+    return error ? error
+                 : step_some<fsdp_adamw_factors>(adamw_grid<double>(stream), true, tensors, n, steps);
 }
 
 int fsdp_cuda_sgd(const fsdp_optim_tensors *tensors, size_t n, const fsdp_sgd_step *steps,
                   void *stream)
 {
-    int error = step_some<fsdp_sgd_factors>({step_sgd<float>, FSDP_THREADS, stream}, false, tensors,
-                                            n, steps);
-    if (error)
-        return error;
-    return step_some<fsdp_sgd_factors>({step_sgd<double>, FSDP_THREADS, stream}, true, tensors, n,
-                                       steps);
+    int error = step_some<fsdp_sgd_factors>(sgd_grid<float>(stream), false, tensors, n, steps);
+    return error ? error : step_some<fsdp_sgd_factors>(sgd_grid<double>(stream), true, tensors, n, steps);
 }

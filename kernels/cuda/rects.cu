@@ -14,7 +14,7 @@ struct rect_item {
     uint8_t to_type, from_type;
 };
 
-using rect_batch = fsdp_batch<no_common, rect_item>;
+template <uint32_t MOST> using rect_batch = fsdp_batch<no_common, rect_item, MOST>;
 
 /* --- copies ----------------------------------------------------------------------------------- */
 
@@ -87,7 +87,7 @@ FSDP_DEVICE void cast_tile(const rect_item &rect, uint32_t tile)
     }
 }
 
-FSDP_KERNEL(FSDP_THREADS, 3) copy_rects(FSDP_PARAMS(rect_batch) batch)
+template <uint32_t MOST> FSDP_KERNEL(FSDP_THREADS, 3) copy_rects(FSDP_PARAMS(rect_batch<MOST>) batch)
 {
     const rect_item &rect = fsdp_find_item(batch.items, batch.n);
     if (rect.to_type == FSDP_DTYPE_NONE)
@@ -141,7 +141,9 @@ static uint64_t tiles_of(const rect_item &item)
 
 int fsdp_cuda_rects(const fsdp_rect *rects, size_t n, void *stream)
 {
-    fsdp_batches<no_common, rect_item> batches({copy_rects, FSDP_THREADS, stream}, {});
+    constexpr uint32_t MANY = fsdp_many<no_common, rect_item>();
+    fsdp_batches<no_common, rect_item> batches(
+        {copy_rects<FSDP_FEW>, copy_rects<MANY>, FSDP_THREADS, stream}, {});
     for (size_t i = 0; i < n; i++) {
         const fsdp_rect &rect = rects[i];
         if (rect.rows <= 0 || rect.width <= 0)

@@ -32,14 +32,15 @@ TYPES = {"f": "float", "d": "double", "j": "uint32_t", "m": "uint64_t"}
 
 
 def readable(symbol):
-    """The name of a kernel, with its template argument: _Z8step_sgdIfEv... is step_sgd<float>."""
+    """The name of a kernel, with its template arguments: _Z8step_sgdIfLj8EEv... is step_sgd<float,8>."""
     size = re.match(r"_Z(\d+)", symbol)
     begin, length = size.end(), int(size[1])
     name, rest = symbol[begin:begin + length], symbol[begin + length:]
-    argument = re.match(r"I(?:([fdjm])|L\d+\w+?(\d)E)E", rest)
-    if not argument:
+    arguments = re.match(r"I((?:[fdjm]|L(?:j|\d+[a-z_]+)\d+E)+)E", rest)
+    if not arguments:
         return name
-    return f"{name}<{TYPES.get(argument[1]) or argument[2]}>"
+    found = re.findall(r"L(?:j|\d+[a-z_]+)(\d+)E|([fdjm])", arguments[1])
+    return f"{name}<{','.join(number or TYPES[letter] for number, letter in found)}>"
 
 
 def compiled(path):
@@ -81,7 +82,7 @@ def main():
             kernels.add(kernel)
             problems += [problem] if problem else []
             targets[kernel].add(target)
-            rows.append(f"{name + '.cu':<10} {kernel:<26} {target:<7} {registers:>9} {shared:>6} {loads:>9}")
+            rows.append(f"{name + '.cu':<10} {kernel:<30} {target:<7} {registers:>9} {shared:>6} {loads:>9}")
         ptx = sorted(kept.glob("*.ptx"))
         problems += [] if len(ptx) == len(TARGETS) else [f"{name}: {len(ptx)} files of PTX"]
         problems += [problem for path in ptx for problem in problems_of_ptx(path, kernels)]
@@ -89,7 +90,7 @@ def main():
                  for kernel, found in targets.items() if found != set(TARGETS)]
     version = re.search(r"Cuda compilation tools, release (\S+),", ptx[0].read_text())[1]
     table = "\n".join([f"# nvcc {version}: python3 tests/cuda/compiled.py build --update",
-                       f"{'# file':<10} {'kernel':<26} {'target':<7} {'registers':>9} {'shared':>6} under way",
+                       f"{'# file':<10} {'kernel':<30} {'target':<7} {'registers':>9} {'shared':>6} under way",
                        *sorted(rows)])
     if "--update" in sys.argv:
         TABLE.write_text(table + "\n")

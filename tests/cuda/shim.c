@@ -62,6 +62,7 @@ static pthread_once_t block_once = PTHREAD_ONCE_INIT;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t seed, launches;
+static size_t parameters;
 static char failure[256], shown[256];
 
 void fsdp_shim_seed(uint64_t value)
@@ -80,9 +81,10 @@ static uint64_t next_random(uint64_t *state)
     return x ^ x >> 31;
 }
 
-static uint64_t seed_of_launch(void)
+static uint64_t begin_launch(size_t size)
 {
     pthread_mutex_lock(&lock);
+    parameters = size;
     uint64_t state = seed + launches++ * UINT64_C(0x9e3779b97f4a7c15);
     pthread_mutex_unlock(&lock);
     return next_random(&state);
@@ -94,6 +96,14 @@ size_t fsdp_shim_launches(void)
     size_t count = (size_t)launches;
     pthread_mutex_unlock(&lock);
     return count;
+}
+
+size_t fsdp_shim_parameters(void)
+{
+    pthread_mutex_lock(&lock);
+    size_t size = parameters;
+    pthread_mutex_unlock(&lock);
+    return size;
 }
 
 /* --- failures --------------------------------------------------------------------------------- */
@@ -154,23 +164,41 @@ static void wait_for_others(lane *one)
     fsdp_shim_thread = (fsdp_shim_dim){one->index, 0, 0};
 }
 
-void fsdp_shim_barrier(int line)
+/* True when one of the threads brought true. */
+static bool take_votes(block *self)
+{
+    bool any = false;
+    for (unsigned i = 0; i < self->launch->threads; i++)
+        any |= self->lanes[i].value != 0;
+    return any;
+}
+
+bool fsdp_shim_barrier_or(bool value, int line)
 {
     block *self = current;
     lane *one = self->running;
     unsigned threads = self->launch->threads;
     one->wait = AT_BARRIER;
     one->line = line;
+    one->value = value;
     if (++self->at_barrier == threads) {
+        bool any = take_votes(self);
         self->at_barrier = 0;
         for (unsigned i = 0; i < threads; i++) {
             if (self->lanes[i].line != line)
                 fail(self, "threads wait at the barriers of lines %d and %d", line,
                      self->lanes[i].line);
+            self->lanes[i].value = any;
             make_ready(self, &self->lanes[i]);
         }
     }
     wait_for_others(one);
+    return one->value != 0;
+}
+
+void fsdp_shim_barrier(int line)
+{
+    (void)fsdp_shim_barrier_or(false, line);
 }
 
 static lane *warp_of(block *self, const lane *one)
@@ -384,7 +412,7 @@ int fsdp_shim_launch(void (*thread)(const void *launch), const void *launch, siz
     if (!one || threads > MOST_THREADS)
         abort();
     *one =
-        (closure){.thread = thread, .blocks = blocks, .threads = threads, .seed = seed_of_launch()};
+        (closure){.thread = thread, .blocks = blocks, .threads = threads, .seed = begin_launch(size)};
     memcpy(one->launch, launch, size);
     if (fsdp_shim_enqueue) {
         fsdp_shim_enqueue(stream, run_launch, one, free);

@@ -22,6 +22,8 @@ extern "C" {
 void fsdp_shim_seed(uint64_t seed);
 /* Launches since the seed was set. */
 size_t fsdp_shim_launches(void);
+/* Bytes of parameters of the last launch. */
+size_t fsdp_shim_parameters(void);
 /* The first failure of a kernel since the last call: a barrier that some threads do not reach, a shuffle with
  * lanes that are absent; NULL without one. Valid until the next launch. */
 const char *fsdp_shim_failure(void);
@@ -46,6 +48,8 @@ extern __thread fsdp_shim_dim fsdp_shim_thread, fsdp_shim_block, fsdp_shim_block
 /* Memory of the block, the same for all that name one line. It is filled with garbage first. */
 void *fsdp_shim_shared(int line, size_t size);
 void fsdp_shim_barrier(int line);
+/* A barrier that tells all threads whether one of them brought true. */
+bool fsdp_shim_barrier_or(bool value, int line);
 /* The value that lane `from` brings; each lane of the mask brings one. */
 uint64_t fsdp_shim_shuffle(unsigned mask, uint64_t value, unsigned from, int line);
 /* A bit for each lane of the mask whose value is not 0. */
@@ -87,6 +91,7 @@ struct alignas(16) uint4 {
 #else
 #define __syncthreads() fsdp_shim_barrier(__LINE__)
 #endif
+#define __syncthreads_or(value) static_cast<int>(fsdp_shim_barrier_or(value, __LINE__))
 #define __shfl_sync(mask, value, ...) fsdp_shim_shuffled(__LINE__, mask, value, __VA_ARGS__)
 #define __shfl_down_sync(mask, value, ...) fsdp_shim_shuffled_down(__LINE__, mask, value, __VA_ARGS__)
 #define __shfl_xor_sync(mask, value, ...) fsdp_shim_shuffled_xor(__LINE__, mask, value, __VA_ARGS__)
@@ -125,12 +130,6 @@ static inline type fsdp_shim_shuffled_xor(int line, unsigned mask, type value, u
 {
     unsigned lane = fsdp_shim_thread.x % 32;
     return fsdp_shim_move(line, mask, value, (lane ^ by) / width == lane / width ? lane ^ by : lane);
-}
-
-/* Blocks of other launches may run at the same time, as threads of the host. */
-template <typename type> static inline type atomicExch(type *at, type value)
-{
-    return __atomic_exchange_n(at, value, __ATOMIC_RELAXED);
 }
 
 /* The upper half of a product. */

@@ -79,6 +79,23 @@ Test(cuda_kernels_arith, a_thousand_sources_are_one_fold)
     cr_assert_eq(sum, expected);
 }
 
+Test(cuda_kernels_arith, a_fold_of_few_has_small_parameters)
+{
+    enum { SOURCES = 10, FEW = 8, SMALL = 1024 };
+    static const int32_t numbers[SOURCES] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+    for (int n = 1; n <= SOURCES; n++) {
+        const void *from[SOURCES];
+        int32_t sum = 0;
+        const fsdp_cuda_span to = {&sum, FSDP_I32, 1};
+        for (int i = 0; i < n; i++)
+            from[i] = &numbers[i];
+        case_expect_success(
+            fsdp_cuda_fold(&to, from, n, (fsdp_reduction){FSDP_FOLD_SUM, 1, 1}, NULL));
+        cr_assert_eq(fsdp_shim_parameters() <= SMALL, n <= FEW);
+        cr_assert_eq(sum, n * (n + 1) / 2);
+    }
+}
+
 Test(cuda_kernels_arith, too_many_sources_are_refused)
 {
     float number = 0;

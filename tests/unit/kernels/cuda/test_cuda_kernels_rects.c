@@ -1,4 +1,5 @@
 /* kernels/cuda/rects.cu, run by the host, against fsdp_rects_copy: every byte agrees. */
+#include "tests/cuda/shim.h"
 #include "tests/unit/kernels/cuda/cuda_cases.h"
 
 #include <criterion/criterion.h>
@@ -136,6 +137,25 @@ Test(cuda_kernels_rects, a_thousand_rectangles_are_two_launches)
     case_expect_success(fsdp_cuda_rects(rects, RECTS, NULL));
     cr_assert_eq(case_launches() - before, 2);
     cr_assert(memcmp(from, to, sizeof to) == 0);
+}
+
+/* Parameters are copied at each launch: those of a short list are few. */
+Test(cuda_kernels_rects, a_short_list_has_small_parameters)
+{
+    enum { RECTS = 12, COUNT = 5, FEW = 8, SMALL = 1024 };
+    for (size_t n = 1; n <= RECTS; n++) {
+        float from[RECTS][COUNT], to[RECTS][COUNT];
+        fsdp_rect rects[RECTS];
+        case_seed(n);
+        case_fill(from, FSDP_F32, RECTS * COUNT);
+        for (size_t i = 0; i < n; i++)
+            rects[i] = fsdp_rect_line(to[i], FSDP_F32, from[i], FSDP_F32, COUNT);
+        case_expect_success(fsdp_cuda_rects(rects, n, NULL));
+        cr_assert_eq(case_launches(), 1);
+        cr_assert_eq(fsdp_shim_parameters() <= SMALL, n <= FEW, "%zu bytes for %zu rectangles",
+                     fsdp_shim_parameters(), n);
+        cr_assert(memcmp(from, to, n * sizeof to[0]) == 0);
+    }
 }
 
 Test(cuda_kernels_rects, lists_are_copied_as_by_c)
