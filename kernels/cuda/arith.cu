@@ -16,48 +16,130 @@ template <uint32_t MOST> struct fold_params {
     const uint8_t *from[MOST];
 };
 
-/* Unlike the loops of C, which add four sources to a sum in a block of memory, this one keeps it in
- * registers: the order is the same. */
-template <typename real, uint32_t MOST>
-FSDP_DEVICE void fold_unit(const fold_params<MOST> &fold, fsdp_unit unit)
+enum {
+    FOLD_EACH = 8, /* elements of a thread */
+    FOLD_TILE = FSDP_THREADS * FOLD_EACH,
+    FOLD_AT_ONCE = 4 /* sources */
+};
+using fold_tile = fsdp_tile<FOLD_TILE>;
+
+template <typename real> struct fold_numbers {
+    real multiply, factor, divisor;
+    bool is_sum, multiplies, divides;
+
+    __device__ __forceinline__ fold_numbers(const fsdp_reduction &how, double exact)
+        : multiply((real)how.multiply), factor((real)exact), divisor((real)how.divide),
+          is_sum(how.fold == FSDP_FOLD_SUM), multiplies(how.multiply != 1 || !is_sum),
+          divides(how.divide * exact != 1)
+    {
+    }
+
+    __device__ __forceinline__ real begin(real x) const
+    {
+        return multiplies ? fsdp_settled(x * multiply) : x;
+    }
+
+    __device__ __forceinline__ real next(real total, real x) const
+    {
+        return is_sum ? total + begin(x) : fsdp_larger(total, begin(x));
+    }
+
+    __device__ __forceinline__ real end(real total) const
+    {
+        total = fsdp_settled(total * factor);
+        return divides ? fsdp_settled(total / divisor) : total;
+    }
+};
+
+/* Loads four sources before it adds the first of them; in place of those after the last one, the last
+ * one again. Additions are in the order of the loops of C. */
+template <uint32_t TYPE, uint32_t MOST>
+FSDP_DEVICE void fold_whole(const fold_params<MOST> &fold, const fold_numbers<float> &by,
+                            const fold_tile &tile)
 {
-    const bool is_sum = fold.how.fold == FSDP_FOLD_SUM;
-    const bool multiplies = fold.how.multiply != 1 || !is_sum;
-    const real multiply = (real)fold.how.multiply;
-    real total[FSDP_UNIT], more[FSDP_UNIT];
-    fsdp_read(total, fold.from[0], fold.type, unit);
-#pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++)
-        total[i] = multiplies ? fsdp_settled(total[i] * multiply) : total[i];
+    constexpr int LENGTH = 16 / fsdp_type_size(TYPE), VECTORS = FOLD_EACH / LENGTH;
+    float totals[FOLD_EACH];
 #pragma unroll 1
-    for (uint32_t source = 1; source < fold.n; source++) {
-        fsdp_read(more, fold.from[source], fold.type, unit);
+    for (uint32_t first = 0; first < fold.n; first += FOLD_AT_ONCE) {
+        fsdp_vector<TYPE, LENGTH> sources[FOLD_AT_ONCE][VECTORS];
 #pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++) {
-            real x = multiplies ? fsdp_settled(more[i] * multiply) : more[i];
-            total[i] = is_sum ? total[i] + x : fsdp_larger(total[i], x);
+        for (uint32_t k = 0; k < FOLD_AT_ONCE; k++) {
+            const uint8_t *from = fold.from[first + k < fold.n ? first + k : fold.n - 1];
+#pragma unroll
+            for (int i = 0; i < VECTORS; i++)
+                fsdp_load(&sources[k][i], from, tile.vector_at(i, LENGTH));
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < FOLD_AT_ONCE; k++) {
+#pragma unroll
+            for (int i = 0; i < FOLD_EACH; i++) {
+                const float x = fsdp_get(sources[k][i / LENGTH], i % LENGTH);
+                if (first + k == 0)
+                    totals[i] = by.begin(x);
+                else if (first + k < fold.n)
+                    totals[i] = by.next(totals[i], x);
+            }
         }
     }
-    const real factor = (real)fold.factor, divisor = (real)fold.how.divide;
-    const bool divides = fold.how.divide * fold.factor != 1;
 #pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++) {
-        total[i] = fsdp_settled(total[i] * factor);
-        total[i] = divides ? fsdp_settled(total[i] / divisor) : total[i];
+    for (int i = 0; i < VECTORS; i++) {
+#pragma unroll
+        for (int k = 0; k < LENGTH; k++)
+            totals[i * LENGTH + k] = by.end(totals[i * LENGTH + k]);
+        fsdp_store<TYPE, LENGTH>(fold.to, tile.vector_at(i, LENGTH), totals + i * LENGTH);
     }
-    fsdp_write(fold.to, fold.type, unit, total);
 }
 
 template <typename real, uint32_t MOST>
-FSDP_KERNEL(FSDP_THREADS, 2) fold_reals(FSDP_PARAMS(fold_params<MOST>) fold)
+FSDP_DEVICE void fold_elements(const fold_params<MOST> &fold, const fold_numbers<real> &by,
+                               const fold_tile &tile)
 {
-    fsdp_line line(fold.to, fold.type, fold.count, 0);
+    tile.each([&](int64_t at) {
+        real total = by.begin(fsdp_read<real>(fold.from[0], fold.type, at));
 #pragma unroll 1
-    for (fsdp_unit unit; line.next(&unit);)
-        fold_unit<real>(fold, unit);
+        for (uint32_t source = 1; source < fold.n; source++)
+            total = by.next(total, fsdp_read<real>(fold.from[source], fold.type, at));
+        fsdp_write(fold.to, fold.type, at, by.end(total));
+    });
 }
 
-FSDP_DEVICE uint32_t integer_size(uint32_t type)
+template <uint32_t MOST>
+FSDP_DEVICE bool fold_plain(const fold_params<MOST> &fold, const fold_numbers<float> &by,
+                            const fold_tile &tile)
+{
+    bool is_aligned = tile.is_whole() && tile.is_aligned(fold.to, fold.type);
+#pragma unroll 1
+    for (uint32_t i = 0; i < fold.n && is_aligned; i++)
+        is_aligned = tile.is_aligned(fold.from[i], fold.type);
+    if (!is_aligned)
+        return false;
+    switch (fold.type) {
+    case FSDP_F32: fold_whole<FSDP_F32>(fold, by, tile); return true;
+    case FSDP_BF16: fold_whole<FSDP_BF16>(fold, by, tile); return true;
+    case FSDP_F16: fold_whole<FSDP_F16>(fold, by, tile); return true;
+    default: return false;
+    }
+}
+
+/* f64 has no whole tiles. */
+template <uint32_t MOST>
+FSDP_DEVICE bool fold_plain(const fold_params<MOST> &, const fold_numbers<double> &,
+                            const fold_tile &)
+{
+    return false;
+}
+
+template <typename real, uint32_t MOST>
+FSDP_KERNEL(FSDP_THREADS, 4)
+fold_reals(FSDP_PARAMS(fold_params<MOST>) fold)
+{
+    const fold_numbers<real> by(fold.how, fold.factor);
+    const fold_tile tile(fold.to, fold.type, fold.count, 0);
+    if (!fold_plain(fold, by, tile))
+        fold_elements(fold, by, tile);
+}
+
+static __host__ __device__ uint32_t integer_size(uint32_t type)
 {
     switch (type) {
     case FSDP_I64:
@@ -75,71 +157,35 @@ FSDP_DEVICE bool is_signed(uint32_t type)
     return type == FSDP_I64 || type == FSDP_I32 || type == FSDP_I16 || type == FSDP_I8;
 }
 
-FSDP_DEVICE void load_integers(uint32_t codes[FSDP_UNIT], const uint8_t *from, uint32_t size,
-                               uint32_t mask)
-{
-    fsdp_load_codes(codes, from, size, mask);
-}
-
-FSDP_DEVICE void load_integers(uint64_t codes[FSDP_UNIT], const uint8_t *from, uint32_t,
-                               uint32_t mask)
-{
-    fsdp_load_codes(codes, from, mask);
-}
-
-/* Sums wrap: the bits that the type lacks are cut off. */
-FSDP_DEVICE void store_integers(uint8_t *to, uint32_t codes[FSDP_UNIT], uint32_t size,
-                                uint32_t mask)
-{
-    const uint32_t bits = size == 4 ? ~0u : (1u << 8 * size) - 1;
-#pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++)
-        codes[i] &= bits;
-    fsdp_store_codes(to, codes, size, mask);
-}
-
-FSDP_DEVICE void store_integers(uint8_t *to, uint64_t codes[FSDP_UNIT], uint32_t, uint32_t mask)
-{
-    fsdp_store_codes(to, codes, mask);
-}
-
-/* Flipping the sign bit makes the order of signed codes that of unsigned ones. */
-template <typename code, uint32_t MOST>
-FSDP_DEVICE void fold_integers_unit(const fold_params<MOST> &fold, fsdp_unit unit)
+/* Sums wrap: the bits that the type lacks are not stored. Flipping the sign bit makes the order of
+ * signed codes that of unsigned ones. */
+template <uint32_t MOST>
+FSDP_KERNEL(FSDP_THREADS, 4)
+fold_integers(FSDP_PARAMS(fold_params<MOST>) fold)
 {
     const uint32_t size = integer_size(fold.type);
-    const int64_t at = unit.at * (int64_t)size;
-    const code sign = is_signed(fold.type) ? (code)1 << (8 * size - 1) : 0;
-    code total[FSDP_UNIT], more[FSDP_UNIT];
-    load_integers(total, fold.from[0] + at, size, unit.mask);
+    const uint64_t sign = is_signed(fold.type) ? (uint64_t)1 << (8 * size - 1) : 0;
+    const fold_tile tile(fold.to, fold.type, fold.count, 0);
+    tile.each([&](int64_t at) {
+        at *= (int64_t)size;
+        uint64_t total = fsdp_load_code(fold.from[0] + at, size);
 #pragma unroll 1
-    for (uint32_t source = 1; source < fold.n; source++) {
-        load_integers(more, fold.from[source] + at, size, unit.mask);
-#pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++) {
+        for (uint32_t source = 1; source < fold.n; source++) {
+            uint64_t more = fsdp_load_code(fold.from[source] + at, size);
             if (fold.how.fold == FSDP_FOLD_MAX)
-                total[i] = (more[i] ^ sign) > (total[i] ^ sign) ? more[i] : total[i];
+                total = (more ^ sign) > (total ^ sign) ? more : total;
             else
-                total[i] += more[i];
+                total += more;
         }
-    }
-    store_integers(fold.to + at, total, size, unit.mask);
+        fsdp_store_code(fold.to + at, size, total);
+    });
 }
 
-template <typename code, uint32_t MOST>
-FSDP_KERNEL(FSDP_THREADS, 2) fold_integers(FSDP_PARAMS(fold_params<MOST>) fold)
-{
-    fsdp_line line(fold.to, fold.type, fold.count, 0);
-#pragma unroll 1
-    for (fsdp_unit unit; line.next(&unit);)
-        fold_integers_unit<code>(fold, unit);
-}
-
-template <uint32_t MOST> static void (*fold_kernel(fsdp_dtype dtype))(FSDP_PARAMS(fold_params<MOST>))
+template <uint32_t MOST>
+static void (*fold_kernel(fsdp_dtype dtype))(FSDP_PARAMS(fold_params<MOST>))
 {
     if (fsdp_integer_can_fold(dtype))
-        return fsdp_dtype_size(dtype) == 8 ? fold_integers<uint64_t, MOST>
-                                           : fold_integers<uint32_t, MOST>;
+        return fold_integers<MOST>;
     return dtype == FSDP_F64 ? fold_reals<double, MOST> : fold_reals<float, MOST>;
 }
 
@@ -162,10 +208,11 @@ template <uint32_t MOST> static int launch_fold(const fold_call &call)
     fold.factor = fsdp_exact_reciprocal(call.how.divide);
     for (uint32_t i = 0; i < call.n; i++)
         fold.from[i] = (const uint8_t *)call.from[i];
-    uint64_t tiles = fsdp_line_tiles(fold.count);
+    uint64_t tiles = fsdp_tiles<FOLD_TILE>(fold.to, fold.type, fold.count);
     if (tiles > FSDP_MOST_TILES)
         return FSDP_CUDA_INVALID;
-    const fsdp_grid<fold_params<MOST>> grid = {fold_kernel<MOST>(call.to->dtype), FSDP_THREADS, call.stream};
+    const fsdp_grid<fold_params<MOST>> grid = {fold_kernel<MOST>(call.to->dtype), FSDP_THREADS,
+                                               call.stream};
     return tiles == 0 ? (int)FSDP_CUDA_OK : fsdp_launch(grid, (unsigned)tiles, fold);
 }
 
@@ -196,33 +243,118 @@ struct edit_how {
 
 template <uint32_t MOST> using edit_batch = fsdp_batch<edit_how, edit_item, MOST>;
 
-template <typename real>
-FSDP_DEVICE void edit_unit(const edit_item &item, const edit_how &how, fsdp_unit unit)
+enum { EDIT_EACH = 16, EDIT_TILE = FSDP_THREADS * EDIT_EACH }; /* elements */
+using edit_tile = fsdp_tile<EDIT_TILE>;
+
+template <typename real> FSDP_DEVICE real edited(edit_kind kind, real x, real by)
 {
-    real x[FSDP_UNIT], more[FSDP_UNIT] = {};
-    const real number = (real)how.number;
-    fsdp_read(x, item.data, item.type, unit);
-    if (how.kind == EDIT_ADD)
-        fsdp_read(more, item.more, item.more_type, unit);
-#pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++) {
-        if (how.kind == EDIT_ADD)
-            x[i] = x[i] + more[i];
-        else
-            x[i] = how.kind == EDIT_MULTIPLY ? x[i] * number : x[i] / number;
-        x[i] = fsdp_settled(x[i]);
+    switch (kind) {
+    case EDIT_ADD: return fsdp_settled(x + by);
+    case EDIT_MULTIPLY: return fsdp_settled(x * by);
+    default: return fsdp_settled(x / by);
     }
-    fsdp_write(item.data, item.type, unit, x);
 }
 
+template <uint32_t TYPE, uint32_t MORE>
+FSDP_DEVICE bool add_whole(const edit_item &item, const edit_tile &tile)
+{
+    constexpr int LENGTH = 16 / (TYPE == FSDP_F32 || MORE == FSDP_F32 ? 4 : 2);
+    constexpr int VECTORS = EDIT_EACH / LENGTH;
+    fsdp_vector<TYPE, LENGTH> numbers[VECTORS];
+    fsdp_vector<MORE, LENGTH> more[VECTORS];
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        fsdp_load(&numbers[i], item.data, tile.vector_at(i, LENGTH));
+        fsdp_load(&more[i], item.more, tile.vector_at(i, LENGTH));
+    }
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        float sums[LENGTH];
+#pragma unroll
+        for (int k = 0; k < LENGTH; k++)
+            sums[k] = edited(EDIT_ADD, fsdp_get(numbers[i], k), fsdp_get(more[i], k));
+        fsdp_store<TYPE, LENGTH>(item.data, tile.vector_at(i, LENGTH), sums);
+    }
+    return true;
+}
+
+template <edit_kind KIND, uint32_t TYPE>
+FSDP_DEVICE bool scale_whole(const edit_item &item, float number, const edit_tile &tile)
+{
+    constexpr int LENGTH = 16 / fsdp_type_size(TYPE), VECTORS = EDIT_EACH / LENGTH;
+    fsdp_vector<TYPE, LENGTH> numbers[VECTORS];
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++)
+        fsdp_load(&numbers[i], item.data, tile.vector_at(i, LENGTH));
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        float results[LENGTH];
+#pragma unroll
+        for (int k = 0; k < LENGTH; k++)
+            results[k] = edited(KIND, fsdp_get(numbers[i], k), number);
+        fsdp_store<TYPE, LENGTH>(item.data, tile.vector_at(i, LENGTH), results);
+    }
+    return true;
+}
+
+template <typename real>
+FSDP_DEVICE void edit_elements(const edit_item &item, const edit_how &how, const edit_tile &tile)
+{
+    tile.each([&](int64_t at) {
+        const uint64_t code = fsdp_code_at(item.data, item.type, at);
+        real by = (real)how.number;
+        if (how.kind == EDIT_ADD)
+            by = fsdp_read<real>(item.more, item.more_type, at);
+        fsdp_write(item.data, item.type, at,
+                   edited(how.kind, fsdp_number<real>(code, item.type), by));
+    });
+}
+
+template <edit_kind KIND>
+FSDP_DEVICE bool scale_plain(const edit_item &item, float number, const edit_tile &tile)
+{
+    switch (item.type) {
+    case FSDP_F32: return scale_whole<KIND, FSDP_F32>(item, number, tile);
+    case FSDP_BF16: return scale_whole<KIND, FSDP_BF16>(item, number, tile);
+    case FSDP_F16: return scale_whole<KIND, FSDP_F16>(item, number, tile);
+    default: return false;
+    }
+}
+
+FSDP_DEVICE bool add_plain(const edit_item &item, const edit_tile &tile)
+{
+    if (!tile.is_aligned(item.more, item.more_type))
+        return false;
+    switch (fsdp_types(item.type, item.more_type)) {
+    case fsdp_types(FSDP_F32, FSDP_F32): return add_whole<FSDP_F32, FSDP_F32>(item, tile);
+    case fsdp_types(FSDP_F32, FSDP_BF16): return add_whole<FSDP_F32, FSDP_BF16>(item, tile);
+    case fsdp_types(FSDP_F32, FSDP_F16): return add_whole<FSDP_F32, FSDP_F16>(item, tile);
+    case fsdp_types(FSDP_BF16, FSDP_BF16): return add_whole<FSDP_BF16, FSDP_BF16>(item, tile);
+    case fsdp_types(FSDP_F16, FSDP_F16): return add_whole<FSDP_F16, FSDP_F16>(item, tile);
+    default: return false;
+    }
+}
+
+FSDP_DEVICE bool edit_plain(const edit_item &item, const edit_how &how, const edit_tile &tile)
+{
+    if (!tile.is_whole() || !tile.is_aligned(item.data, item.type))
+        return false;
+    switch (how.kind) {
+    case EDIT_ADD: return add_plain(item, tile);
+    case EDIT_MULTIPLY: return scale_plain<EDIT_MULTIPLY>(item, (float)how.number, tile);
+    default: return scale_plain<EDIT_DIVIDE>(item, (float)how.number, tile);
+    }
+}
+
+/* f64 has no whole tiles. */
 template <typename real, uint32_t MOST>
-FSDP_KERNEL(FSDP_THREADS, 2) edit(FSDP_PARAMS(edit_batch<MOST>) batch)
+FSDP_KERNEL(FSDP_THREADS, 4)
+edit(FSDP_PARAMS(edit_batch<MOST>) batch)
 {
     const edit_item &item = fsdp_find_item(batch.items, batch.n);
-    fsdp_line line(item.data, item.type, item.count, item.first_tile);
-#pragma unroll 1
-    for (fsdp_unit unit; line.next(&unit);)
-        edit_unit<real>(item, batch.shared, unit);
+    const edit_tile tile(item.data, item.type, item.count, item.first_tile);
+    if (sizeof(real) == 8 || !edit_plain(item, batch.shared, tile))
+        edit_elements<real>(item, batch.shared, tile);
 }
 
 template <typename real> static fsdp_list_grid<edit_how, edit_item> edit_grid(void *stream)
@@ -233,7 +365,7 @@ template <typename real> static fsdp_list_grid<edit_how, edit_item> edit_grid(vo
 
 static int add_edit(fsdp_batches<edit_how, edit_item> *batches, const edit_item &item)
 {
-    return batches->add(item, fsdp_line_tiles(item.count));
+    return batches->add(item, fsdp_tiles<EDIT_TILE>(item.data, item.type, item.count));
 }
 
 /* The spans that compute in f64, or all others. */

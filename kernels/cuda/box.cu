@@ -1,5 +1,5 @@
 /*
- * Strided n-d box copies. A box is rows of units: a long unit is cut into pieces of 16 bytes as rectangles
+ * Strided n-d box copies. A box is rows of units: a long unit is cut into units of 16 bytes as rectangles
  * are, a short one at addresses that are aligned to it is one element, one thread each. See cuda_kernels.h.
  */
 #include "kernels/bytes/copy_plan.h"
@@ -18,6 +18,7 @@ struct box_item {
 };
 
 template <uint32_t MOST> using box_batch = fsdp_batch<no_common, box_item, MOST>;
+constexpr uint32_t MANY = fsdp_many<no_common, box_item>();
 
 struct box_row {
     uint8_t *to;
@@ -56,17 +57,17 @@ FSDP_DEVICE void copy_element(const box_row &row, uint64_t size)
 
 FSDP_DEVICE void copy_some(const box_row &row, uint64_t index, uint64_t bytes)
 {
-    fsdp_unit unit = fsdp_unit_at<FSDP_PIECE>(index, fsdp_skew<FSDP_PIECE>(row.to, 1), bytes);
-    if (fsdp_unit_is_whole<FSDP_PIECE>(unit))
+    fsdp_unit unit = fsdp_unit_at(index, fsdp_skew(row.to, 1), bytes);
+    if (fsdp_unit_is_whole(unit))
         *(uint4 *)(row.to + unit.at) = fsdp_load_16(row.from + unit.at);
     else
-        fsdp_copy_piece(row.to + unit.at, row.from + unit.at, unit.mask);
+        fsdp_copy_part(row.to + unit.at, row.from + unit.at, unit.mask);
 }
 
 template <uint32_t MOST> FSDP_KERNEL(FSDP_THREADS, 3) copy_boxes(FSDP_PARAMS(box_batch<MOST>) batch)
 {
     const box_item &box = fsdp_find_item(batch.items, batch.n);
-    const uint64_t row_units = box.is_element ? 1 : fsdp_row_units<FSDP_PIECE>(box.unit);
+    const uint64_t row_units = box.is_element ? 1 : fsdp_row_units(box.unit);
     const fsdp_place begin = fsdp_tile_begin(blockIdx.x - box.first_tile, row_units);
 #pragma unroll 1
     for (uint32_t offset = threadIdx.x; offset < FSDP_TILE_UNITS; offset += FSDP_THREADS) {
@@ -89,7 +90,7 @@ static bool is_element(const box_item &item)
     for (int dim = 0; dim < item.ndim; dim++)
         bits |= (uint64_t)item.to_strides[dim] | (uint64_t)item.from_strides[dim];
     bool is_power = (item.unit & (item.unit - 1)) == 0;
-    return is_power && item.unit <= FSDP_PIECE && bits % item.unit == 0;
+    return is_power && item.unit <= FSDP_UNIT && bits % item.unit == 0;
 }
 
 static int add_box(fsdp_batches<no_common, box_item> *batches, const fsdp_copy_plan &plan,
@@ -108,7 +109,7 @@ static int add_box(fsdp_batches<no_common, box_item> *batches, const fsdp_copy_p
         item.from_strides[dim] = plan.from_strides[dim];
     }
     item.is_element = is_element(item);
-    uint64_t row_units = item.is_element ? 1 : fsdp_row_units<FSDP_PIECE>(item.unit);
+    uint64_t row_units = item.is_element ? 1 : fsdp_row_units(item.unit);
     return batches->add(item, fsdp_unit_tiles(item.rows * row_units));
 }
 
@@ -143,7 +144,6 @@ static int add_boxes(fsdp_batches<no_common, box_item> *batches, const fsdp_stri
 
 int fsdp_cuda_copy_box(const fsdp_strided_copy *copies, size_t n, void *stream)
 {
-    constexpr uint32_t MANY = fsdp_many<no_common, box_item>();
     fsdp_batches<no_common, box_item> batches(
         {copy_boxes<FSDP_FEW>, copy_boxes<MANY>, FSDP_THREADS, stream}, {});
     for (size_t i = 0; i < n; i++) {

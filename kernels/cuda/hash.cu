@@ -217,27 +217,53 @@ FSDP_DEVICE void add_stripe(uint64_t sums[2], uint4 data, const uint64_t keys[2]
     sums[1] += first + multiply_halves(second ^ keys[1]);
 }
 
-/* The sums of up to 4 blocks of a warp. All loads come first, so that 4 KiB are under way. */
+/* Two stripes of each of 4 blocks, as a thread has them. */
+struct warp_data {
+    uint4 halves[BLOCKS_EACH][2];
+};
+
+/* All loads come before the first sum, so that 4 KiB of a warp are under way. */
+FSDP_DEVICE void load_blocks(warp_data *data, const uint8_t *from)
+{
+#pragma unroll
+    for (int i = 0; i < BLOCKS_EACH; i++) {
+        data->halves[i][0] = *(const uint4 *)(from + i * BLOCK);
+        data->halves[i][1] = *(const uint4 *)(from + i * BLOCK + BLOCK / 2);
+    }
+}
+
+/* At any address, and as many of the blocks as there are. */
+FSDP_DEVICE void load_some(warp_data *data, const uint8_t *from, uint64_t blocks)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < BLOCKS_EACH; i++) {
+        if (i < blocks) {
+            data->halves[i][0] = fsdp_load_16(from + i * BLOCK);
+            data->halves[i][1] = fsdp_load_16(from + i * BLOCK + BLOCK / 2);
+        }
+    }
+}
+
+/* The sums of up to 4 blocks of a warp. */
 FSDP_DEVICE void sum_blocks(const hash_item &item, uint64_t first, uint64_t blocks,
                             const stripe_keys &keys, uint64_t (*to)[LANES])
 {
     const uint32_t thread = threadIdx.x % WARP;
-    uint4 data[BLOCKS_EACH][2];
+    const uint8_t *from = item.data + first * BLOCK + thread * 16;
+    warp_data data;
+    if (first >= blocks)
+        return;
+    if (first + BLOCKS_EACH <= blocks && fsdp_is_aligned(item.data, 16))
+        load_blocks(&data, from);
+    else
+        load_some(&data, from, blocks - first);
 #pragma unroll
-    for (int i = 0; i < BLOCKS_EACH; i++) {
-        const uint8_t *block = item.data + (first + (uint32_t)i) * BLOCK + thread * 16;
-        if (first + (uint32_t)i < blocks) {
-            data[i][0] = fsdp_load_16(block);
-            data[i][1] = fsdp_load_16(block + BLOCK / 2);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < BLOCKS_EACH; i++) {
+    for (uint32_t i = 0; i < BLOCKS_EACH; i++) {
         uint64_t sums[2] = {0, 0};
-        if (first + (uint32_t)i >= blocks)
+        if (first + i >= blocks)
             return;
-        add_stripe(sums, data[i][0], keys.keys[0]);
-        add_stripe(sums, data[i][1], keys.keys[1]);
+        add_stripe(sums, data.halves[i][0], keys.keys[0]);
+        add_stripe(sums, data.halves[i][1], keys.keys[1]);
 #pragma unroll
         for (uint32_t by = 4; by < WARP; by *= 2) {
             sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], by);
@@ -322,7 +348,8 @@ FSDP_DEVICE void end_hash(uint64_t value, const hash_item &item, uint64_t blocks
 
 /* The warp of the chain repeats its 8 lanes four times, so that all its threads take part in shuffles. */
 template <uint32_t MOST>
-FSDP_KERNEL(HASH_THREADS, 2) hash_spans(FSDP_PARAMS(hash_batch<MOST>) batch)
+FSDP_KERNEL(HASH_THREADS, 2)
+hash_spans(FSDP_PARAMS(hash_batch<MOST>) batch)
 {
     FSDP_SHARED(block_sums, shared);
     const hash_item &item = batch.items[blockIdx.x];

@@ -64,8 +64,8 @@ static int fsdp_launch(const fsdp_grid<params> &grid, unsigned blocks, const par
 
 /* --- batches ---------------------------------------------------------------------------------- */
 
-/* A launch copies its parameters, used or not: a list of at most FSDP_FEW items has a kernel with capacity for
- * so many. */
+/* A launch copies its parameters, used or not: a list of at most FSDP_FEW items has a kernel with capacity
+ * for so many. */
 enum { FSDP_FEW = 8 };
 
 /* `shared` is what all items have in common; an item has a field first_tile. */
@@ -85,7 +85,7 @@ template <typename common, typename item> constexpr uint32_t fsdp_many()
     return (FSDP_PARAM_BYTES - (sizeof(common) + 15) / 8 * 8) / sizeof(item);
 }
 
-/* The two instances of a kernel. */
+/* A kernel is there twice: for few items, and for as many as fit. */
 template <typename common, typename item> struct fsdp_list_grid {
     using few_items = fsdp_batch<common, item, FSDP_FEW>;
     using many_items = fsdp_batch<common, item, fsdp_many<common, item>()>;

@@ -1,8 +1,8 @@
 /*
  * Sums of powers and the search for what is not finite. The order of additions is that of
  * kernels/train/tensor_norm.c and real_loops.h: element i of a piece goes to lane i % 64, halves of the lanes
- * are added to each other, then pieces to groups, and groups to the sum. Here 8 threads have 8 lanes each, a
- * block of threads one group, and a second launch adds the groups of each span. See cuda_kernels.h.
+ * are added to each other, then pieces to groups, and groups to the sum. Here a team of 8 threads has a
+ * piece, a block of threads one group, and a second launch adds the groups of each span. See cuda_kernels.h.
  */
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/cuda/real.cuh"
@@ -11,9 +11,12 @@
 enum {
     PIECE = FSDP_LOOP_BLOCK,
     PIECES = FSDP_POWER_GROUP,
-    LANE_THREADS = 64 / FSDP_UNIT, /* of a piece */
-    ROWS = PIECE / 64,
-    TEAMS = FSDP_THREADS / LANE_THREADS
+    LANES = 64,     /* of a piece */
+    LANES_EACH = 8, /* of a thread: 4 * n to 4 * n + 3, and those 32 lanes later */
+    TEAM = LANES / LANES_EACH,
+    TEAMS = FSDP_THREADS / TEAM,
+    ROWS = PIECE / LANES,
+    ROWS_AT_ONCE = 4
 };
 
 struct norm_item {
@@ -47,42 +50,85 @@ template <power_kind KIND> FSDP_DEVICE double take(double total, double part)
     return KIND == POWER_MOST ? fsdp_larger(total, part) : total + part;
 }
 
-/* Adds the lanes of a piece, which 8 neighbours have: lane l takes lane l + half, 32 first. */
-template <power_kind KIND> FSDP_DEVICE double fold_lanes(double lanes[FSDP_UNIT])
+/* Adds the lanes of a piece, which a team of 8 threads has: lane l takes lane l + half, 32 first. */
+template <power_kind KIND> FSDP_DEVICE double fold_lanes(double lanes[LANES_EACH])
 {
 #pragma unroll
-    for (uint32_t by = LANE_THREADS / 2; by > 0; by /= 2) {
+    for (int i = 0; i < LANES_EACH / 2; i++)
+        lanes[i] = take<KIND>(lanes[i], lanes[i + LANES_EACH / 2]);
 #pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++)
-            lanes[i] =
-                take<KIND>(lanes[i], __shfl_down_sync(0xffffffffu, lanes[i], by, LANE_THREADS));
+    for (uint32_t by = TEAM / 2; by > 0; by /= 2) {
+#pragma unroll
+        for (int i = 0; i < LANES_EACH / 2; i++)
+            lanes[i] = take<KIND>(lanes[i], __shfl_down_sync(0xffffffffu, lanes[i], by, TEAM));
     }
-#pragma unroll
-    for (int half = FSDP_UNIT / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (int i = 0; i < half; i++)
-            lanes[i] = take<KIND>(lanes[i], lanes[i + half]);
-    }
-    return lanes[0];
+    return take<KIND>(take<KIND>(lanes[0], lanes[2]), take<KIND>(lanes[1], lanes[3]));
 }
 
-/* The sum of one piece, in the first of its 8 threads. A piece after the end has sum 0. */
-template <power_kind KIND>
-FSDP_DEVICE double sum_piece(const norm_item &item, uint64_t first, double p)
+/* Element of the first row whose lane is number i of this thread. */
+FSDP_DEVICE uint64_t lane_at(int i)
 {
-    double lanes[FSDP_UNIT] = {};
-    uint64_t at = first + threadIdx.x % LANE_THREADS * FSDP_UNIT;
-#pragma unroll 2
-    for (int row = 0; row < ROWS && at < item.count; row++, at += 64) {
-        uint64_t left = item.count - at;
-        fsdp_unit unit = {(int64_t)at, left < FSDP_UNIT ? (1u << left) - 1 : 0xff};
-        double x[FSDP_UNIT];
-        fsdp_read(x, item.data, item.type, unit);
+    return threadIdx.x % TEAM * 4 + i % 4 + i / 4 * (LANES / 2);
+}
+
+/* A whole piece whose address is aligned. Four rows are loaded at once. */
+template <power_kind KIND, uint32_t TYPE>
+FSDP_DEVICE void sum_whole(double lanes[LANES_EACH], const norm_item &item, uint64_t first,
+                           double p)
+{
+#pragma unroll 1
+    for (int row = 0; row < ROWS; row += ROWS_AT_ONCE) {
+        fsdp_vector<TYPE, 4> vectors[ROWS_AT_ONCE][2];
 #pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++) {
-            if (unit.mask >> i & 1)
-                lanes[i] = take<KIND>(lanes[i], power<KIND>(x[i], p));
+        for (int i = 0; i < ROWS_AT_ONCE; i++) {
+            const int64_t at = (int64_t)(first + lane_at(0)) + (row + i) * LANES;
+            fsdp_load(&vectors[i][0], item.data, at);
+            fsdp_load(&vectors[i][1], item.data, at + LANES / 2);
         }
+#pragma unroll
+        for (int i = 0; i < ROWS_AT_ONCE; i++) {
+#pragma unroll
+            for (int k = 0; k < LANES_EACH; k++) {
+                const float x = fsdp_get(vectors[i][k / 4], k % 4);
+                lanes[k] = take<KIND>(lanes[k], power<KIND>((double)x, p));
+            }
+        }
+    }
+}
+
+/* A piece after the end has sum 0. */
+template <power_kind KIND>
+FSDP_DEVICE void sum_elements(double lanes[LANES_EACH], const norm_item &item, uint64_t first,
+                              double p)
+{
+#pragma unroll
+    for (int i = 0; i < LANES_EACH; i++) {
+        uint64_t at = first + lane_at(i);
+#pragma unroll 1
+        for (int row = 0; row < ROWS && at < item.count; row++, at += LANES)
+            lanes[i] = take<KIND>(
+                lanes[i], power<KIND>(fsdp_read<double>(item.data, item.type, (int64_t)at), p));
+    }
+}
+
+/* Types that whole pieces of the group are summed with, else FSDP_DTYPE_NONE. */
+FSDP_DEVICE uint32_t plain_type(const norm_item &item, uint64_t begin)
+{
+    bool is_known = item.type == FSDP_F32 || item.type == FSDP_BF16 || item.type == FSDP_F16;
+    bool is_whole = begin + PIECES * PIECE <= item.count && fsdp_is_aligned(item.data, 16);
+    return is_known && is_whole ? item.type : (uint32_t)FSDP_DTYPE_NONE;
+}
+
+/* The sum of one piece, in the first thread of its team. */
+template <power_kind KIND>
+FSDP_DEVICE double sum_piece(const norm_item &item, uint32_t type, uint64_t first, double p)
+{
+    double lanes[LANES_EACH] = {};
+    switch (KIND == POWER_ANY ? (uint32_t)FSDP_DTYPE_NONE : type) {
+    case FSDP_F32: sum_whole<KIND, FSDP_F32>(lanes, item, first, p); break;
+    case FSDP_BF16: sum_whole<KIND, FSDP_BF16>(lanes, item, first, p); break;
+    case FSDP_F16: sum_whole<KIND, FSDP_F16>(lanes, item, first, p); break;
+    default: sum_elements<KIND>(lanes, item, first, p);
     }
     return fold_lanes<KIND>(lanes);
 }
@@ -91,8 +137,10 @@ struct piece_sums {
     double sums[PIECES];
 };
 
+/* pow needs many registers. */
 template <power_kind KIND, uint32_t MOST>
-FSDP_KERNEL(FSDP_THREADS, 2) sum_groups(FSDP_PARAMS(norm_batch<MOST>) batch)
+FSDP_KERNEL(FSDP_THREADS, KIND == POWER_ANY ? 2 : 4)
+sum_groups(FSDP_PARAMS(norm_batch<MOST>) batch)
 {
     FSDP_SHARED(piece_sums, shared);
     const norm_item &item = fsdp_find_item(batch.items, batch.n);
@@ -100,11 +148,12 @@ FSDP_KERNEL(FSDP_THREADS, 2) sum_groups(FSDP_PARAMS(norm_batch<MOST>) batch)
     const uint64_t begin = group * PIECES * PIECE;
     const uint64_t left = (item.count - begin + PIECE - 1) / PIECE;
     const uint32_t pieces = left < PIECES ? (uint32_t)left : (uint32_t)PIECES;
+    const uint32_t type = plain_type(item, begin);
 #pragma unroll 1
     for (uint32_t first = 0; first < PIECES; first += TEAMS) {
-        uint32_t piece = first + threadIdx.x / LANE_THREADS;
-        double sum = sum_piece<KIND>(item, begin + (uint64_t)piece * PIECE, batch.shared.p);
-        if (threadIdx.x % LANE_THREADS == 0)
+        uint32_t piece = first + threadIdx.x / TEAM;
+        double sum = sum_piece<KIND>(item, type, begin + (uint64_t)piece * PIECE, batch.shared.p);
+        if (threadIdx.x % TEAM == 0)
             shared.sums[piece] = sum;
     }
     __syncthreads();
@@ -133,7 +182,8 @@ struct some_parts {
 
 /* The pieces of all finite powers are added alike. */
 template <power_kind KIND, uint32_t MOST>
-FSDP_KERNEL(FSDP_THREADS, 2) sum_spans(FSDP_PARAMS(total_batch<MOST>) batch)
+FSDP_KERNEL(FSDP_THREADS, 2)
+sum_spans(FSDP_PARAMS(total_batch<MOST>) batch)
 {
     FSDP_SHARED(some_parts, shared);
     const total_item &item = batch.items[blockIdx.x];
@@ -225,35 +275,62 @@ struct finite_how {
 
 template <uint32_t MOST> using finite_batch = fsdp_batch<finite_how, norm_item, MOST>;
 
+enum { FINITE_EACH = 16, FINITE_TILE = FSDP_THREADS * FINITE_EACH }; /* elements */
+using finite_tile = fsdp_tile<FINITE_TILE>;
+
 FSDP_KERNEL(32, 1) begin_finite(FSDP_PARAMS(finite_how) how)
 {
     if (threadIdx.x == 0)
         *how.all_finite_out = 1;
 }
 
-/* Only f64 has finite values that f32 lacks; its own bits are looked at. */
-FSDP_DEVICE bool is_finite_unit(const norm_item &item, fsdp_unit unit)
+template <uint32_t TYPE>
+FSDP_DEVICE bool is_finite_whole(const norm_item &item, const finite_tile &tile)
 {
-    double x[FSDP_UNIT];
+    constexpr int LENGTH = 16 / fsdp_type_size(TYPE), VECTORS = FINITE_EACH / LENGTH;
+    fsdp_vector<TYPE, LENGTH> numbers[VECTORS];
     bool all = true;
-    fsdp_read(x, item.data, item.type, unit);
 #pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++)
-        all &= fabs(x[i]) < fsdp_bits<double>((uint64_t)0x7ff << 52);
+    for (int i = 0; i < VECTORS; i++)
+        fsdp_load(&numbers[i], item.data, tile.vector_at(i, LENGTH));
+#pragma unroll
+    for (int i = 0; i < FINITE_EACH; i++)
+        all &=
+            fabsf(fsdp_get(numbers[i / LENGTH], i % LENGTH)) < fsdp_bits<float>(FSDP_F32_INFINITY);
     return all;
+}
+
+/* Only f64 has finite values that f32 lacks; its own bits are looked at. */
+FSDP_DEVICE bool are_finite_elements(const norm_item &item, const finite_tile &tile)
+{
+    bool all = true;
+    tile.each([&](int64_t at) {
+        all &= fabs(fsdp_read<double>(item.data, item.type, at)) <
+               fsdp_bits<double>((uint64_t)0x7ff << 52);
+    });
+    return all;
+}
+
+FSDP_DEVICE bool is_finite_tile(const norm_item &item, const finite_tile &tile)
+{
+    if (!tile.is_whole() || !tile.is_aligned(item.data, item.type))
+        return are_finite_elements(item, tile);
+    switch (item.type) {
+    case FSDP_F32: return is_finite_whole<FSDP_F32>(item, tile);
+    case FSDP_BF16: return is_finite_whole<FSDP_BF16>(item, tile);
+    case FSDP_F16: return is_finite_whole<FSDP_F16>(item, tile);
+    default: return are_finite_elements(item, tile);
+    }
 }
 
 /* The result may lie in memory of the host, far from the GPU: a block writes to it once at most. */
 template <uint32_t MOST>
-FSDP_KERNEL(FSDP_THREADS, 2) find_infinite(FSDP_PARAMS(finite_batch<MOST>) batch)
+FSDP_KERNEL(FSDP_THREADS, 4)
+find_infinite(FSDP_PARAMS(finite_batch<MOST>) batch)
 {
     const norm_item &item = fsdp_find_item(batch.items, batch.n);
-    fsdp_line line(item.data, item.type, item.count, item.first_tile);
-    bool all = true;
-#pragma unroll 1
-    for (fsdp_unit unit; line.next(&unit);)
-        all &= is_finite_unit(item, unit);
-    if (__syncthreads_or(!all) && threadIdx.x == 0)
+    const finite_tile tile(item.data, item.type, item.count, item.first_tile);
+    if (__syncthreads_or(!is_finite_tile(item, tile)) && threadIdx.x == 0)
         *batch.shared.all_finite_out = 0;
 }
 
@@ -268,7 +345,7 @@ int fsdp_cuda_are_finite(const fsdp_cuda_span *spans, size_t n, int *all_finite_
     for (size_t i = 0; i < n && !error; i++) {
         norm_item item = {(const uint8_t *)spans[i].data, spans[i].count, nullptr, 0,
                           (uint32_t)spans[i].dtype};
-        error = batches.add(item, fsdp_line_tiles(item.count));
+        error = batches.add(item, fsdp_tiles<FINITE_TILE>(item.data, item.type, item.count));
     }
     return error ? error : batches.launch();
 }

@@ -1,10 +1,12 @@
 /*
- * Elements of any floating type as f32 or f64, and back, 8 at a time: the casts of kernels/cast/cast.c, bit
- * for bit. All types but f64 pass through the bits of an f32, which holds each of their values. An f64 that
- * goes to a type narrower than f32 becomes an f32 that is rounded to odd: its last bit keeps that something
- * was cut off, so that the second rounding gives the bits of a single one.
+ * Elements of any floating type as f32 or f64, and back: the casts of kernels/cast/cast.c, bit for bit. All
+ * types but f64 pass through the bits of an f32, which holds each of their values. An f64 that goes to a type
+ * narrower than f32 becomes an f32 that is rounded to odd: its last bit keeps that something was cut off, so
+ * that the second rounding gives the bits of a single one.
  *
- * The type is the same for all threads of a block: switches over it do not diverge.
+ * The type is the same for all threads of a block, so that switches over it do not diverge; where it is a
+ * constant, nothing of the switch is left. Words of CUDA convert f16, e4m3fn and e5m2; here is what they do
+ * otherwise than C: NaNs, and numbers that are too large.
  */
 #ifndef FSDP_NUMBERS_CUH
 #define FSDP_NUMBERS_CUH
@@ -13,6 +15,11 @@
 
 #include <fsdp/dtype.h>
 #include <string.h>
+
+#ifdef __CUDACC__
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#endif
 
 constexpr uint32_t FSDP_F32_SIGN = 0x80000000u, FSDP_F32_INFINITY = 0x7f800000u, FSDP_F32_QUIET = 0x00400000u;
 constexpr uint32_t FSDP_F32_FRACTION = 0x007fffffu, FSDP_F32_HIDDEN = 0x00800000u;
@@ -25,7 +32,7 @@ template <typename to, typename from> FSDP_DEVICE to fsdp_bits(from value)
     return result;
 }
 
-FSDP_DEVICE uint32_t fsdp_type_size(uint32_t type)
+static constexpr __host__ __device__ uint32_t fsdp_type_size(uint32_t type)
 {
     switch (type) {
     case FSDP_F64: return 8;
@@ -36,106 +43,60 @@ FSDP_DEVICE uint32_t fsdp_type_size(uint32_t type)
     }
 }
 
-/* --- types narrower than f32 ------------------------------------------------------------------ */
+/* --- types with a conversion of CUDA ---------------------------------------------------------- */
 
-enum fsdp_specials { FSDP_IEEE, FSDP_ALL_ONES_NAN, FSDP_MINUS_ZERO_NAN };
-
-/*
- * f16 and the types of 8 bits: bits of their exponent and mantissa. The numbers are in registers that all
- * threads share: one piece of code is short, and shifts by a register cost no more than others.
- */
-struct fsdp_narrow {
-    uint32_t exponent, mantissa, bias;
-    fsdp_specials specials;
-};
-
-FSDP_DEVICE fsdp_narrow fsdp_narrow_of(uint32_t type)
+/* CUDA's NaN has no payload. */
+FSDP_DEVICE uint32_t fsdp_decode_f16(uint32_t code)
 {
-    switch (type) {
-    case FSDP_F8_E4M3FN: return {4, 3, 7, FSDP_ALL_ONES_NAN};
-    case FSDP_F8_E5M2: return {5, 2, 15, FSDP_IEEE};
-    case FSDP_F8_E4M3FNUZ: return {4, 3, 8, FSDP_MINUS_ZERO_NAN};
-    case FSDP_F8_E5M2FNUZ: return {5, 2, 16, FSDP_MINUS_ZERO_NAN};
-    default: return {5, 10, 15, FSDP_IEEE};
-    }
+    uint32_t magnitude = code & 0x7fff;
+    if (magnitude > 0x7c00)
+        return (code & 0x8000) << 16 | FSDP_F32_INFINITY | (code & 0x3ff) << 13;
+    return fsdp_bits<uint32_t>(__half2float(__ushort_as_half((uint16_t)code)));
 }
 
-FSDP_DEVICE uint32_t fsdp_sign_bit(const fsdp_narrow &type)
+FSDP_DEVICE uint32_t fsdp_encode_f16(uint32_t bits)
 {
-    return 1u << (type.exponent + type.mantissa);
+    if ((bits & ~FSDP_F32_SIGN) > FSDP_F32_INFINITY)
+        return (bits >> 16 & 0x8000) | 0x7e00 | (bits & FSDP_F32_FRACTION) >> 13;
+    return __half_as_ushort(__float2half_rn(fsdp_bits<float>(bits)));
 }
 
-/* The code of infinity, in IEEE's types. */
-FSDP_DEVICE uint32_t fsdp_top(const fsdp_narrow &type)
+/* Has one NaN of each sign, and no infinity. */
+FSDP_DEVICE uint32_t fsdp_decode_e4m3(uint32_t code)
 {
-    return ((1u << type.exponent) - 1) << type.mantissa;
+    if ((code & 0x7f) == 0x7f)
+        return (code & 0x80) << 24 | FSDP_F32_INFINITY | FSDP_F32_QUIET;
+    const __half_raw half = __nv_cvt_fp8_to_halfraw((uint8_t)code, __NV_E4M3);
+    return fsdp_bits<uint32_t>(__half2float(__ushort_as_half(half.x)));
 }
 
-/* The only NaN of the other types. */
-FSDP_DEVICE uint32_t fsdp_nan_code(const fsdp_narrow &type)
+/* CUDA makes numbers that are too large the largest one, 448. Above the middle between it and the next one,
+ * which the type lacks, they are NaN. */
+FSDP_DEVICE uint32_t fsdp_encode_e4m3(uint32_t bits)
 {
-    return type.specials == FSDP_ALL_ONES_NAN ? fsdp_sign_bit(type) - 1 : fsdp_sign_bit(type);
+    if ((bits & ~FSDP_F32_SIGN) > fsdp_bits<uint32_t>(464.0f))
+        return (bits >> 24 & 0x80) | 0x7f;
+    return __nv_cvt_float_to_fp8(fsdp_bits<float>(bits), __NV_SATFINITE, __NV_E4M3);
 }
 
-FSDP_DEVICE uint32_t fsdp_largest(const fsdp_narrow &type)
+/* An e5m2 is the upper byte of an f16, NaNs and infinities included. */
+FSDP_DEVICE uint32_t fsdp_decode_e5m2(uint32_t code)
 {
-    return type.specials == FSDP_IEEE ? fsdp_top(type) - 1 : fsdp_nan_code(type) - 1;
+    return fsdp_decode_f16(code << 8);
 }
 
-FSDP_DEVICE uint32_t fsdp_decode_one(const fsdp_narrow &type, uint32_t code)
+/* The middle between the largest number and the next one is rounded to infinity, which is even. */
+FSDP_DEVICE uint32_t fsdp_encode_e5m2(uint32_t bits)
 {
-    uint32_t magnitude = code & (fsdp_sign_bit(type) - 1), shift = 23 - type.mantissa;
-    uint32_t sign = (code & fsdp_sign_bit(type)) << (31 - type.exponent - type.mantissa);
-    uint32_t unit = (127 + 1 - type.bias - type.mantissa) << 23; /* the smallest subnormal */
-    uint32_t normal = (magnitude << shift) + ((127 - type.bias) << 23);
-    uint32_t subnormal = fsdp_bits<uint32_t>((float)(int)magnitude * fsdp_bits<float>(unit));
-    uint32_t bits = magnitude >> type.mantissa ? normal : subnormal;
-    if (type.specials == FSDP_IEEE)
-        return sign | (magnitude < fsdp_top(type)
-                           ? bits
-                           : FSDP_F32_INFINITY | (magnitude - fsdp_top(type)) << shift);
-    uint32_t is_nan_of = type.specials == FSDP_ALL_ONES_NAN ? magnitude : code;
-    if (is_nan_of != fsdp_nan_code(type))
-        return sign | bits;
-    sign = type.specials == FSDP_ALL_ONES_NAN ? sign : 0;
-    return sign | FSDP_F32_INFINITY | FSDP_F32_QUIET;
-}
-
-/*
- * Rounds a finite magnitude to nearest, ties to even. The result may be larger than the largest code. An
- * f32 that is subnormal has no hidden bit, but is far below half of the smallest subnormal of these types.
- */
-FSDP_DEVICE uint32_t fsdp_round_one(const fsdp_narrow &type, uint32_t magnitude)
-{
-    int exponent = (int)(magnitude >> 23) - 127 + (int)type.bias;
-    uint32_t significand = (magnitude & FSDP_F32_FRACTION) | FSDP_F32_HIDDEN;
-    uint32_t base = exponent >= 1 ? (uint32_t)(exponent - 1) << type.mantissa : 0;
-    uint32_t shift = 23 - type.mantissa + (exponent >= 1 ? 0 : (uint32_t)(1 - exponent));
-    shift = shift < 25 ? shift : 25;
-    uint32_t odd = significand >> shift & 1;
-    return base + ((significand + (1u << (shift - 1)) - 1 + odd) >> shift);
-}
-
-FSDP_DEVICE uint32_t fsdp_encode_one(const fsdp_narrow &type, uint32_t bits)
-{
-    uint32_t magnitude = bits & ~FSDP_F32_SIGN;
-    uint32_t sign = bits >> (31 - type.exponent - type.mantissa) & fsdp_sign_bit(type);
-    uint32_t payload = ((magnitude | FSDP_F32_QUIET) & FSDP_F32_FRACTION) >> (23 - type.mantissa);
-    bool is_ieee = type.specials == FSDP_IEEE;
-    uint32_t code = fsdp_round_one(type, magnitude);
-    if (code > fsdp_largest(type))
-        code = is_ieee ? fsdp_top(type) : fsdp_nan_code(type);
+    uint32_t magnitude = bits & ~FSDP_F32_SIGN, sign = bits >> 24 & 0x80;
     if (magnitude > FSDP_F32_INFINITY)
-        code = is_ieee ? fsdp_top(type) | payload : fsdp_nan_code(type);
-    if (type.specials == FSDP_MINUS_ZERO_NAN && code == 0)
-        return code;
-    return code | sign; /* the NaN of minus zero has the sign's bit already */
+        return sign | 0x7e | (bits & FSDP_F32_FRACTION) >> 21;
+    if (magnitude >= fsdp_bits<uint32_t>(61440.0f))
+        return sign | 0x7c;
+    return __nv_cvt_float_to_fp8(fsdp_bits<float>(bits), __NV_SATFINITE, __NV_E5M2);
 }
 
-FSDP_DEVICE uint32_t fsdp_quiet(uint32_t bits)
-{
-    return (bits & ~FSDP_F32_SIGN) > FSDP_F32_INFINITY ? bits | FSDP_F32_QUIET : bits;
-}
+/* --- other types narrower than f32 ------------------------------------------------------------ */
 
 /* bf16 is the upper half of an f32, subnormals included. */
 FSDP_DEVICE uint32_t fsdp_encode_bf16(uint32_t bits)
@@ -143,6 +104,44 @@ FSDP_DEVICE uint32_t fsdp_encode_bf16(uint32_t bits)
     if ((bits & ~FSDP_F32_SIGN) > FSDP_F32_INFINITY)
         return (bits | FSDP_F32_QUIET) >> 16;
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+/* e4m3fnuz and e5m2fnuz: the code of minus zero is their only NaN, and the exponent has a bias of one more
+ * than that of IEEE's types. */
+constexpr uint32_t FSDP_FNUZ_NAN = 0x80;
+
+FSDP_DEVICE uint32_t fsdp_decode_fnuz(uint32_t mantissa, uint32_t code)
+{
+    uint32_t magnitude = code & 0x7f, bias = 1u << (6 - mantissa);
+    uint32_t unit = (127 + 1 - bias - mantissa) << 23; /* the smallest subnormal */
+    uint32_t normal = (magnitude << (23 - mantissa)) + ((127 - bias) << 23);
+    uint32_t subnormal = fsdp_bits<uint32_t>((float)(int)magnitude * fsdp_bits<float>(unit));
+    if (code == FSDP_FNUZ_NAN)
+        return FSDP_F32_INFINITY | FSDP_F32_QUIET;
+    return (code & 0x80) << 24 | (magnitude >> mantissa ? normal : subnormal);
+}
+
+/*
+ * Rounds a finite magnitude to nearest, ties to even. The result may be larger than the largest code. An
+ * f32 that is subnormal has no hidden bit, but is far below half of the smallest subnormal of these types.
+ */
+FSDP_DEVICE uint32_t fsdp_round_fnuz(uint32_t mantissa, uint32_t magnitude)
+{
+    int exponent = (int)(magnitude >> 23) - 127 + (1 << (6 - mantissa));
+    uint32_t significand = (magnitude & FSDP_F32_FRACTION) | FSDP_F32_HIDDEN;
+    uint32_t base = exponent >= 1 ? (uint32_t)(exponent - 1) << mantissa : 0;
+    uint32_t shift = 23 - mantissa + (exponent >= 1 ? 0 : (uint32_t)(1 - exponent));
+    shift = shift < 25 ? shift : 25;
+    uint32_t odd = significand >> shift & 1;
+    return base + ((significand + (1u << (shift - 1)) - 1 + odd) >> shift);
+}
+
+FSDP_DEVICE uint32_t fsdp_encode_fnuz(uint32_t mantissa, uint32_t bits)
+{
+    uint32_t magnitude = bits & ~FSDP_F32_SIGN, code = fsdp_round_fnuz(mantissa, magnitude);
+    if (magnitude >= FSDP_F32_INFINITY || code > 0x7f)
+        return FSDP_FNUZ_NAN;
+    return code == 0 ? 0 : code | (bits >> 24 & 0x80);
 }
 
 /* Powers of two without a sign: see kernels/cast/cast.c. The smallest one, 2^-127, is a subnormal f32. */
@@ -163,47 +162,39 @@ FSDP_DEVICE uint32_t fsdp_encode_e8m0(uint32_t bits)
     return (magnitude + FSDP_F32_HIDDEN / 2) >> 23;
 }
 
-/* Codes of a type of at most 4 bytes become bits of f32; NaN keeps its payload, and may be a signaling
- * one. */
-FSDP_DEVICE void fsdp_decode(uint32_t codes[FSDP_UNIT], uint32_t type)
+/* --- any type of at most 4 bytes -------------------------------------------------------------- */
+
+/* Bits of an f32; NaN keeps its payload, and may be a signaling one. */
+FSDP_DEVICE uint32_t fsdp_decode(uint32_t code, uint32_t type)
 {
-    if (type == FSDP_F32)
-        return;
-    if (type == FSDP_BF16) {
-#pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++)
-            codes[i] <<= 16;
-    } else if (type == FSDP_F8_E8M0FNU) {
-#pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++)
-            codes[i] = fsdp_decode_e8m0(codes[i]);
-    } else {
-        const fsdp_narrow narrow = fsdp_narrow_of(type);
-#pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++)
-            codes[i] = fsdp_decode_one(narrow, codes[i]);
+    switch (type) {
+    case FSDP_F32: return code;
+    case FSDP_BF16: return code << 16;
+    case FSDP_F16: return fsdp_decode_f16(code);
+    case FSDP_F8_E4M3FN: return fsdp_decode_e4m3(code);
+    case FSDP_F8_E5M2: return fsdp_decode_e5m2(code);
+    case FSDP_F8_E4M3FNUZ: return fsdp_decode_fnuz(3, code);
+    case FSDP_F8_E5M2FNUZ: return fsdp_decode_fnuz(2, code);
+    default: return fsdp_decode_e8m0(code);
     }
 }
 
-FSDP_DEVICE void fsdp_encode(uint32_t codes[FSDP_UNIT], uint32_t type)
+FSDP_DEVICE uint32_t fsdp_quiet(uint32_t bits)
 {
-    if (type == FSDP_F32) {
-#pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++)
-            codes[i] = fsdp_quiet(codes[i]);
-    } else if (type == FSDP_BF16) {
-#pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++)
-            codes[i] = fsdp_encode_bf16(codes[i]);
-    } else if (type == FSDP_F8_E8M0FNU) {
-#pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++)
-            codes[i] = fsdp_encode_e8m0(codes[i]);
-    } else {
-        const fsdp_narrow narrow = fsdp_narrow_of(type);
-#pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++)
-            codes[i] = fsdp_encode_one(narrow, codes[i]);
+    return (bits & ~FSDP_F32_SIGN) > FSDP_F32_INFINITY ? bits | FSDP_F32_QUIET : bits;
+}
+
+FSDP_DEVICE uint32_t fsdp_encode(uint32_t bits, uint32_t type)
+{
+    switch (type) {
+    case FSDP_F32: return fsdp_quiet(bits);
+    case FSDP_BF16: return fsdp_encode_bf16(bits);
+    case FSDP_F16: return fsdp_encode_f16(bits);
+    case FSDP_F8_E4M3FN: return fsdp_encode_e4m3(bits);
+    case FSDP_F8_E5M2: return fsdp_encode_e5m2(bits);
+    case FSDP_F8_E4M3FNUZ: return fsdp_encode_fnuz(3, bits);
+    case FSDP_F8_E5M2FNUZ: return fsdp_encode_fnuz(2, bits);
+    default: return fsdp_encode_e8m0(bits);
     }
 }
 
@@ -239,83 +230,113 @@ FSDP_DEVICE double fsdp_f32_to_f64(uint32_t bits)
     return (double)fsdp_bits<float>(bits);
 }
 
-/* --- numbers of a unit ------------------------------------------------------------------------ */
+/* --- one element ------------------------------------------------------------------------------ */
 
-/* Elements `unit` of a tensor at data; those that the mask leaves out become 0. */
-FSDP_DEVICE void fsdp_read(float numbers[FSDP_UNIT], const uint8_t *data, uint32_t type, fsdp_unit unit)
+/* An element has 1, 2, 4 or 8 bytes, at any address. */
+FSDP_DEVICE uint64_t fsdp_load_code(const uint8_t *from, uint32_t size)
 {
-    uint32_t codes[FSDP_UNIT];
-    const uint8_t *from = data + unit.at * (int64_t)fsdp_type_size(type);
-    if (type == FSDP_F64) {
-        uint64_t wide[FSDP_UNIT];
-        fsdp_load_codes(wide, from, unit.mask);
-#pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++)
-            codes[i] = fsdp_f64_to_f32(fsdp_bits<double>(wide[i]), false);
+    uint64_t code = 0;
+    if (fsdp_is_aligned(from, size)) {
+        switch (size) {
+        case 8: return *(const uint64_t *)from;
+        case 4: return *(const uint32_t *)from;
+        case 2: return *(const uint16_t *)from;
+        default: return *from;
+        }
+    }
+#pragma unroll 1
+    for (uint32_t i = 0; i < size; i++)
+        code |= (uint64_t)from[i] << 8 * i;
+    return code;
+}
+
+FSDP_DEVICE void fsdp_store_code(uint8_t *to, uint32_t size, uint64_t code)
+{
+    if (fsdp_is_aligned(to, size)) {
+        switch (size) {
+        case 8: *(uint64_t *)to = code; return;
+        case 4: *(uint32_t *)to = (uint32_t)code; return;
+        case 2: *(uint16_t *)to = (uint16_t)code; return;
+        default: *to = (uint8_t)code; return;
+        }
+    }
+#pragma unroll 1
+    for (uint32_t i = 0; i < size; i++)
+        to[i] = (uint8_t)(code >> 8 * i);
+}
+
+/* Returns the bits of element `at` of a tensor, which fsdp_number decodes. */
+FSDP_DEVICE uint64_t fsdp_code_at(const uint8_t *data, uint32_t type, int64_t at)
+{
+    const uint32_t size = fsdp_type_size(type);
+    return fsdp_load_code(data + at * (int64_t)size, size);
+}
+
+/* fsdp_number<float>(code, type), and <double>. */
+template <typename real> FSDP_DEVICE real fsdp_number(uint64_t code, uint32_t type)
+{
+    if constexpr (sizeof(real) == 8) {
+        return type == FSDP_F64 ? fsdp_bits<double>(code)
+                                : fsdp_f32_to_f64(fsdp_decode((uint32_t)code, type));
     } else {
-        fsdp_load_codes(codes, from, fsdp_type_size(type), unit.mask);
-        fsdp_decode(codes, type);
+        return fsdp_bits<float>(type == FSDP_F64 ? fsdp_f64_to_f32(fsdp_bits<double>(code), false)
+                                                 : fsdp_decode((uint32_t)code, type));
     }
-#pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++)
-        numbers[i] = fsdp_bits<float>(codes[i]);
 }
 
-FSDP_DEVICE void fsdp_read(double numbers[FSDP_UNIT], const uint8_t *data, uint32_t type, fsdp_unit unit)
+template <typename real> FSDP_DEVICE real fsdp_read(const uint8_t *data, uint32_t type, int64_t at)
 {
-    const uint8_t *from = data + unit.at * (int64_t)fsdp_type_size(type);
-    if (type == FSDP_F64) {
-        uint64_t wide[FSDP_UNIT];
-        fsdp_load_codes(wide, from, unit.mask);
-#pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++)
-            numbers[i] = fsdp_bits<double>(wide[i]);
-        return;
-    }
-    uint32_t codes[FSDP_UNIT];
-    fsdp_load_codes(codes, from, fsdp_type_size(type), unit.mask);
-    fsdp_decode(codes, type);
-#pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++)
-        numbers[i] = fsdp_f32_to_f64(codes[i]);
+    return fsdp_number<real>(fsdp_code_at(data, type, at), type);
 }
 
-FSDP_DEVICE void fsdp_write(uint8_t *data, uint32_t type, fsdp_unit unit, const float numbers[FSDP_UNIT])
+FSDP_DEVICE void fsdp_write(uint8_t *data, uint32_t type, int64_t at, float number)
 {
-    uint32_t codes[FSDP_UNIT];
-    uint8_t *to = data + unit.at * (int64_t)fsdp_type_size(type);
-    if (type == FSDP_F64) {
-        uint64_t wide[FSDP_UNIT];
-#pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++)
-            wide[i] = fsdp_bits<uint64_t>(fsdp_f32_to_f64(fsdp_bits<uint32_t>(numbers[i])));
-        fsdp_store_codes(to, wide, unit.mask);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++)
-        codes[i] = fsdp_bits<uint32_t>(numbers[i]);
-    fsdp_encode(codes, type);
-    fsdp_store_codes(to, codes, fsdp_type_size(type), unit.mask);
+    const uint32_t size = fsdp_type_size(type), bits = fsdp_bits<uint32_t>(number);
+    fsdp_store_code(data + at * (int64_t)size, size,
+                    type == FSDP_F64 ? fsdp_bits<uint64_t>(fsdp_f32_to_f64(bits)) : fsdp_encode(bits, type));
 }
 
-FSDP_DEVICE void fsdp_write(uint8_t *data, uint32_t type, fsdp_unit unit, const double numbers[FSDP_UNIT])
+FSDP_DEVICE void fsdp_write(uint8_t *data, uint32_t type, int64_t at, double number)
 {
-    uint8_t *to = data + unit.at * (int64_t)fsdp_type_size(type);
-    if (type == FSDP_F64) {
-        uint64_t wide[FSDP_UNIT];
+    const uint32_t size = fsdp_type_size(type);
+    fsdp_store_code(data + at * (int64_t)size, size,
+                    type == FSDP_F64 ? fsdp_bits<uint64_t>(number)
+                                     : fsdp_encode(fsdp_f64_to_f32(number, type != FSDP_F32), type));
+}
+
+/* --- vectors ---------------------------------------------------------------------------------- */
+
+/* LENGTH elements of at most 4 bytes, which a thread loads and stores at once, by at most 16 bytes. */
+template <uint32_t TYPE, int LENGTH> struct fsdp_vector {
+    enum { SIZE = fsdp_type_size(TYPE), BYTES = SIZE * LENGTH };
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "one load");
+    alignas(BYTES) uint32_t words[BYTES / 4];
+};
+
+template <uint32_t TYPE, int LENGTH>
+FSDP_DEVICE void fsdp_load(fsdp_vector<TYPE, LENGTH> *vector, const uint8_t *data, int64_t at)
+{
+    *vector = *(const fsdp_vector<TYPE, LENGTH> *)(data + at * (int64_t)vector->SIZE);
+}
+
+template <uint32_t TYPE, int LENGTH>
+FSDP_DEVICE float fsdp_get(const fsdp_vector<TYPE, LENGTH> &vector, int i)
+{
+    constexpr int EACH = 4 / fsdp_type_size(TYPE), BITS = 32 / EACH; /* of a word */
+    uint32_t code = vector.words[i / EACH] >> i % EACH * BITS;
+    return fsdp_bits<float>(fsdp_decode(code & (~0u >> (32 - BITS)), TYPE));
+}
+
+template <uint32_t TYPE, int LENGTH>
+FSDP_DEVICE void fsdp_store(uint8_t *data, int64_t at, const float numbers[LENGTH])
+{
+    using vector_type = fsdp_vector<TYPE, LENGTH>;
+    constexpr int EACH = 4 / vector_type::SIZE, BITS = 32 / EACH;
+    vector_type vector = {};
 #pragma unroll
-        for (int i = 0; i < FSDP_UNIT; i++)
-            wide[i] = fsdp_bits<uint64_t>(numbers[i]);
-        fsdp_store_codes(to, wide, unit.mask);
-        return;
-    }
-    uint32_t codes[FSDP_UNIT];
-#pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++)
-        codes[i] = fsdp_f64_to_f32(numbers[i], type != FSDP_F32);
-    fsdp_encode(codes, type);
-    fsdp_store_codes(to, codes, fsdp_type_size(type), unit.mask);
+    for (int i = 0; i < LENGTH; i++)
+        vector.words[i / EACH] |= fsdp_encode(fsdp_bits<uint32_t>(numbers[i]), TYPE) << i % EACH * BITS;
+    *(vector_type *)(data + at * (int64_t)vector_type::SIZE) = vector;
 }
 
 #endif

@@ -28,100 +28,285 @@ using adamw_batch = fsdp_batch<factor_table<fsdp_adamw_factors>, optim_item, MOS
 template <uint32_t MOST>
 using sgd_batch = fsdp_batch<factor_table<fsdp_sgd_factors>, optim_item, MOST>;
 
-/* One loop, so that the code of a write is there once: most tensors have no master weights. */
-template <typename real>
-FSDP_DEVICE void write_weights(const optim_item &item, fsdp_unit unit,
-                               const real numbers[FSDP_UNIT])
+enum { STEP_EACH = 8, STEP_TILE = FSDP_THREADS * STEP_EACH }; /* elements */
+using step_tile = fsdp_tile<STEP_TILE>;
+
+/* --- whole tiles ------------------------------------------------------------------------------ */
+
+/* Types that whole tiles are taken with, by vectors of LENGTH elements, a thread's VECTORS of each
+ * tensor. */
+template <uint32_t WEIGHT, uint32_t GRAD, uint32_t MOMENT> struct step_types {
+    static constexpr uint32_t weight = WEIGHT, grad = GRAD, moment = MOMENT;
+    static constexpr bool IS_NARROW = WEIGHT != FSDP_F32 && GRAD != FSDP_F32 && MOMENT != FSDP_F32;
+    static constexpr int LENGTH = IS_NARROW ? 8 : 4, VECTORS = STEP_EACH / LENGTH;
+};
+
+FSDP_DEVICE bool is_plain(const optim_item &item, const step_tile &tile)
 {
-    const int places = item.param == item.weights ? 1 : 2;
-#pragma unroll 1
-    for (int i = 0; i < places; i++)
-        fsdp_write(i == 0 ? item.weights : item.param, i == 0 ? item.weight_type : item.param_type,
-                   unit, numbers);
+    bool has_usual_param =
+        item.param == item.weights || item.param_type == FSDP_BF16 || item.param_type == FSDP_F16;
+    return has_usual_param && tile.is_whole() && tile.is_aligned(item.weights, item.weight_type) &&
+           tile.is_aligned(item.param, item.param_type) &&
+           tile.is_aligned(item.grad, item.grad_type) &&
+           tile.is_aligned(item.moments[0], item.moment_type) &&
+           tile.is_aligned(item.moments[1], item.moment_type);
+}
+
+/* Calls take(types) for the item's types; false when whole tiles are not taken with those. */
+template <typename taker> FSDP_DEVICE bool take_with_types(const optim_item &item, taker take)
+{
+    switch (fsdp_types(item.weight_type, item.grad_type, item.moment_type)) {
+    case fsdp_types(FSDP_F32, FSDP_F32, FSDP_F32):
+        take(step_types<FSDP_F32, FSDP_F32, FSDP_F32>());
+        return true;
+    case fsdp_types(FSDP_F32, FSDP_BF16, FSDP_F32):
+        take(step_types<FSDP_F32, FSDP_BF16, FSDP_F32>());
+        return true;
+    case fsdp_types(FSDP_F32, FSDP_F16, FSDP_F32):
+        take(step_types<FSDP_F32, FSDP_F16, FSDP_F32>());
+        return true;
+    case fsdp_types(FSDP_BF16, FSDP_BF16, FSDP_F32):
+        take(step_types<FSDP_BF16, FSDP_BF16, FSDP_F32>());
+        return true;
+    case fsdp_types(FSDP_BF16, FSDP_BF16, FSDP_BF16):
+        take(step_types<FSDP_BF16, FSDP_BF16, FSDP_BF16>());
+        return true;
+    default: return false;
+    }
+}
+
+/* To the weights, and where these are master weights, to the parameter. */
+template <uint32_t TYPE, int LENGTH>
+FSDP_DEVICE void store_weights(const optim_item &item, int64_t at, const float numbers[LENGTH])
+{
+    fsdp_store<TYPE, LENGTH>(item.weights, at, numbers);
+    if (item.param == item.weights)
+        return;
+    if (item.param_type == FSDP_BF16)
+        fsdp_store<FSDP_BF16, LENGTH>(item.param, at, numbers);
+    else
+        fsdp_store<FSDP_F16, LENGTH>(item.param, at, numbers);
+}
+
+/* --- one element ------------------------------------------------------------------------------ */
+
+template <typename real>
+FSDP_DEVICE void write_weight(const optim_item &item, int64_t at, real number)
+{
+    fsdp_write(item.weights, item.weight_type, at, number);
+    if (item.param != item.weights)
+        fsdp_write(item.param, item.param_type, at, number);
 }
 
 /* --- AdamW ------------------------------------------------------------------------------------ */
+
+template <typename real> struct adamw_numbers {
+    real grad_scale, keep, weight1, beta2, weight2, root_bias2, eps, step_size;
+
+    __device__ __forceinline__ explicit adamw_numbers(const fsdp_adamw_factors &from)
+        : grad_scale((real)from.grad_scale), keep((real)from.keep), weight1((real)from.weight1),
+          beta2((real)from.beta2), weight2((real)from.weight2), root_bias2((real)from.root_bias2),
+          eps((real)from.eps), step_size((real)from.step_size)
+    {
+    }
+};
 
 template <typename real> FSDP_DEVICE real between(real a, real b, real weight)
 {
     return weight < (real)0.5 ? a + weight * (b - a) : b - (b - a) * (1 - weight);
 }
 
+/* Changes parameter and moments. */
 template <typename real>
-FSDP_DEVICE void adamw_unit(const optim_item &item, const fsdp_adamw_factors &factors,
-                            fsdp_unit unit)
+FSDP_DEVICE void adamw_one(const adamw_numbers<real> &by, real g, real *p, real *m, real *v)
 {
-    const real grad_scale = (real)factors.grad_scale, keep = (real)factors.keep;
-    const real weight1 = (real)factors.weight1, beta2 = (real)factors.beta2;
-    const real weight2 = (real)factors.weight2, root_bias2 = (real)factors.root_bias2;
-    const real eps = (real)factors.eps, step_size = (real)factors.step_size;
-    real p[FSDP_UNIT], g[FSDP_UNIT], m[FSDP_UNIT], v[FSDP_UNIT];
-    fsdp_read(g, item.grad, item.grad_type, unit);
-    fsdp_read(m, item.moments[0], item.moment_type, unit);
-    fsdp_read(v, item.moments[1], item.moment_type, unit);
-    fsdp_read(p, item.weights, item.weight_type, unit);
+    real x = g * by.grad_scale;
+    real mean = between(*m, x, by.weight1);
+    real square = *v * by.beta2 + by.weight2 * x * x;
+    real spread = fsdp_root(square) / by.root_bias2 + by.eps;
+    *p = fsdp_settled(*p * by.keep - by.step_size * mean / spread);
+    *m = fsdp_settled(mean);
+    *v = fsdp_settled(square);
+}
+
+template <typename types>
+FSDP_DEVICE void adamw_whole(const optim_item &item, const adamw_numbers<float> &by,
+                             const step_tile &tile)
+{
+    constexpr int LENGTH = types::LENGTH;
+    fsdp_vector<types::weight, LENGTH> weights[types::VECTORS];
+    fsdp_vector<types::grad, LENGTH> grads[types::VECTORS];
+    fsdp_vector<types::moment, LENGTH> moments[2][types::VECTORS];
 #pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++) {
-        real x = g[i] * grad_scale;
-        real mean = between(m[i], x, weight1);
-        real square = v[i] * beta2 + weight2 * x * x;
-        real spread = fsdp_root(square) / root_bias2 + eps;
-        p[i] = fsdp_settled(p[i] * keep - step_size * mean / spread);
-        m[i] = fsdp_settled(mean);
-        v[i] = fsdp_settled(square);
+    for (int i = 0; i < types::VECTORS; i++) {
+        const int64_t at = tile.vector_at(i, LENGTH);
+        fsdp_load(&grads[i], item.grad, at);
+        fsdp_load(&moments[0][i], item.moments[0], at);
+        fsdp_load(&moments[1][i], item.moments[1], at);
+        fsdp_load(&weights[i], item.weights, at);
     }
-    fsdp_write(item.moments[0], item.moment_type, unit, m);
-    fsdp_write(item.moments[1], item.moment_type, unit, v);
-    write_weights(item, unit, p);
+#pragma unroll
+    for (int i = 0; i < types::VECTORS; i++) {
+        const int64_t at = tile.vector_at(i, LENGTH);
+        float p[LENGTH], m[LENGTH], v[LENGTH];
+#pragma unroll
+        for (int k = 0; k < LENGTH; k++) {
+            p[k] = fsdp_get(weights[i], k);
+            m[k] = fsdp_get(moments[0][i], k);
+            v[k] = fsdp_get(moments[1][i], k);
+            adamw_one(by, fsdp_get(grads[i], k), &p[k], &m[k], &v[k]);
+        }
+        fsdp_store<types::moment, LENGTH>(item.moments[0], at, m);
+        fsdp_store<types::moment, LENGTH>(item.moments[1], at, v);
+        store_weights<types::weight, LENGTH>(item, at, p);
+    }
+}
+
+template <typename real>
+FSDP_DEVICE void adamw_elements(const optim_item &item, const adamw_numbers<real> &by,
+                                const step_tile &tile)
+{
+    tile.each([&](int64_t at) {
+        const uint64_t g_code = fsdp_code_at(item.grad, item.grad_type, at);
+        const uint64_t m_code = fsdp_code_at(item.moments[0], item.moment_type, at);
+        const uint64_t v_code = fsdp_code_at(item.moments[1], item.moment_type, at);
+        const uint64_t p_code = fsdp_code_at(item.weights, item.weight_type, at);
+        real m = fsdp_number<real>(m_code, item.moment_type);
+        real v = fsdp_number<real>(v_code, item.moment_type);
+        real p = fsdp_number<real>(p_code, item.weight_type);
+        adamw_one(by, fsdp_number<real>(g_code, item.grad_type), &p, &m, &v);
+        fsdp_write(item.moments[0], item.moment_type, at, m);
+        fsdp_write(item.moments[1], item.moment_type, at, v);
+        write_weight(item, at, p);
+    });
+}
+
+FSDP_DEVICE bool adamw_plain(const optim_item &item, const adamw_numbers<float> &by,
+                             const step_tile &tile)
+{
+    return is_plain(item, tile) &&
+           take_with_types(item, [&](auto types) { adamw_whole<decltype(types)>(item, by, tile); });
+}
+
+/* f64 has no whole tiles. */
+FSDP_DEVICE bool adamw_plain(const optim_item &, const adamw_numbers<double> &, const step_tile &)
+{
+    return false;
 }
 
 template <typename real, uint32_t MOST>
-FSDP_KERNEL(FSDP_THREADS, 1) step_adamw(FSDP_PARAMS(adamw_batch<MOST>) batch)
+FSDP_KERNEL(FSDP_THREADS, 4)
+step_adamw(FSDP_PARAMS(adamw_batch<MOST>) batch)
 {
     const optim_item &item = fsdp_find_item(batch.items, batch.n);
-    fsdp_line line(item.weights, item.weight_type, item.count, item.first_tile);
-#pragma unroll 1
-    for (fsdp_unit unit; line.next(&unit);)
-        adamw_unit<real>(item, batch.shared.rows[item.factors], unit);
+    const adamw_numbers<real> by(batch.shared.rows[item.factors]);
+    const step_tile tile(item.weights, item.weight_type, item.count, item.first_tile);
+    if (!adamw_plain(item, by, tile))
+        adamw_elements<real>(item, by, tile);
 }
 
 /* --- SGD -------------------------------------------------------------------------------------- */
 
-template <typename real>
-FSDP_DEVICE void sgd_unit(const optim_item &item, const fsdp_sgd_factors &factors, fsdp_unit unit)
-{
-    const real grad_scale = (real)factors.grad_scale, decay = (real)factors.weight_decay;
-    const real keep = (real)factors.momentum, weight = (real)factors.weight, lr = (real)factors.lr;
-    real p[FSDP_UNIT], g[FSDP_UNIT], velocity[FSDP_UNIT] = {};
-    fsdp_read(g, item.grad, item.grad_type, unit);
-    fsdp_read(p, item.weights, item.weight_type, unit);
-    if (factors.has_momentum && !factors.is_first)
-        fsdp_read(velocity, item.moments[0], item.moment_type, unit);
-#pragma unroll
-    for (int i = 0; i < FSDP_UNIT; i++) {
-        real x = g[i] * grad_scale;
-        if (decay != 0)
-            x = x + decay * p[i];
-        if (factors.has_momentum) {
-            real next = factors.is_first ? x : velocity[i] * keep + weight * x;
-            velocity[i] = fsdp_settled(next);
-            x = factors.nesterov ? x + keep * next : next;
-        }
-        p[i] = fsdp_settled(p[i] - lr * x);
+template <typename real> struct sgd_numbers {
+    real grad_scale, decay, keep, weight, lr;
+    bool has_momentum, is_first, nesterov;
+
+    __device__ __forceinline__ explicit sgd_numbers(const fsdp_sgd_factors &from)
+        : grad_scale((real)from.grad_scale), decay((real)from.weight_decay),
+          keep((real)from.momentum), weight((real)from.weight), lr((real)from.lr),
+          has_momentum(from.has_momentum), is_first(from.is_first), nesterov(from.nesterov)
+    {
     }
-    if (factors.has_momentum)
-        fsdp_write(item.moments[0], item.moment_type, unit, velocity);
-    write_weights(item, unit, p);
+};
+
+/* Changes parameter and momentum. */
+template <typename real>
+FSDP_DEVICE void sgd_one(const sgd_numbers<real> &by, real g, real *p, real *velocity)
+{
+    real x = g * by.grad_scale;
+    if (by.decay != 0)
+        x = x + by.decay * *p;
+    if (by.has_momentum) {
+        real next = by.is_first ? x : *velocity * by.keep + by.weight * x;
+        *velocity = fsdp_settled(next);
+        x = by.nesterov ? x + by.keep * next : next;
+    }
+    *p = fsdp_settled(*p - by.lr * x);
+}
+
+template <typename types>
+FSDP_DEVICE void sgd_whole(const optim_item &item, const sgd_numbers<float> &by,
+                           const step_tile &tile)
+{
+    constexpr int LENGTH = types::LENGTH;
+    const bool reads_momentum = by.has_momentum && !by.is_first;
+    fsdp_vector<types::weight, LENGTH> weights[types::VECTORS];
+    fsdp_vector<types::grad, LENGTH> grads[types::VECTORS];
+    fsdp_vector<types::moment, LENGTH> velocities[types::VECTORS] = {};
+#pragma unroll
+    for (int i = 0; i < types::VECTORS; i++) {
+        const int64_t at = tile.vector_at(i, LENGTH);
+        fsdp_load(&grads[i], item.grad, at);
+        fsdp_load(&weights[i], item.weights, at);
+        if (reads_momentum)
+            fsdp_load(&velocities[i], item.moments[0], at);
+    }
+#pragma unroll
+    for (int i = 0; i < types::VECTORS; i++) {
+        const int64_t at = tile.vector_at(i, LENGTH);
+        float p[LENGTH], velocity[LENGTH];
+#pragma unroll
+        for (int k = 0; k < LENGTH; k++) {
+            p[k] = fsdp_get(weights[i], k);
+            velocity[k] = fsdp_get(velocities[i], k);
+            sgd_one(by, fsdp_get(grads[i], k), &p[k], &velocity[k]);
+        }
+        if (by.has_momentum)
+            fsdp_store<types::moment, LENGTH>(item.moments[0], at, velocity);
+        store_weights<types::weight, LENGTH>(item, at, p);
+    }
+}
+
+template <typename real>
+FSDP_DEVICE void sgd_elements(const optim_item &item, const sgd_numbers<real> &by,
+                              const step_tile &tile)
+{
+    const bool reads_momentum = by.has_momentum && !by.is_first;
+    tile.each([&](int64_t at) {
+        const uint64_t g_code = fsdp_code_at(item.grad, item.grad_type, at);
+        const uint64_t p_code = fsdp_code_at(item.weights, item.weight_type, at);
+        real velocity = 0;
+        if (reads_momentum)
+            velocity = fsdp_read<real>(item.moments[0], item.moment_type, at);
+        real p = fsdp_number<real>(p_code, item.weight_type);
+        sgd_one(by, fsdp_number<real>(g_code, item.grad_type), &p, &velocity);
+        if (by.has_momentum)
+            fsdp_write(item.moments[0], item.moment_type, at, velocity);
+        write_weight(item, at, p);
+    });
+}
+
+FSDP_DEVICE bool sgd_plain(const optim_item &item, const sgd_numbers<float> &by,
+                           const step_tile &tile)
+{
+    return is_plain(item, tile) &&
+           take_with_types(item, [&](auto types) { sgd_whole<decltype(types)>(item, by, tile); });
+}
+
+FSDP_DEVICE bool sgd_plain(const optim_item &, const sgd_numbers<double> &, const step_tile &)
+{
+    return false;
 }
 
 template <typename real, uint32_t MOST>
-FSDP_KERNEL(FSDP_THREADS, 2) step_sgd(FSDP_PARAMS(sgd_batch<MOST>) batch)
+FSDP_KERNEL(FSDP_THREADS, 4)
+step_sgd(FSDP_PARAMS(sgd_batch<MOST>) batch)
 {
     const optim_item &item = fsdp_find_item(batch.items, batch.n);
-    fsdp_line line(item.weights, item.weight_type, item.count, item.first_tile);
-#pragma unroll 1
-    for (fsdp_unit unit; line.next(&unit);)
-        sgd_unit<real>(item, batch.shared.rows[item.factors], unit);
+    const sgd_numbers<real> by(batch.shared.rows[item.factors]);
+    const step_tile tile(item.weights, item.weight_type, item.count, item.first_tile);
+    if (!sgd_plain(item, by, tile))
+        sgd_elements<real>(item, by, tile);
 }
 
 /* --- the host's side -------------------------------------------------------------------------- */
@@ -186,8 +371,8 @@ static optim_item item_of(const fsdp_optim_tensors &tensors)
 
 /* The tensors that compute in f64, or all others. */
 template <typename factors, typename step>
-static int step_some(const fsdp_list_grid<factor_table<factors>, optim_item> &grid,
-                     bool is_wide, const fsdp_optim_tensors *tensors, size_t n, const step *steps)
+static int step_some(const fsdp_list_grid<factor_table<factors>, optim_item> &grid, bool is_wide,
+                     const fsdp_optim_tensors *tensors, size_t n, const step *steps)
 {
     fsdp_batches<factor_table<factors>, optim_item> batches(grid, {});
     const step *last = nullptr;
@@ -202,7 +387,8 @@ static int step_some(const fsdp_list_grid<factor_table<factors>, optim_item> &gr
         last = &steps[i];
         int error = find_factors(&batches, &used, wanted, &item.factors);
         if (!error)
-            error = batches.add(item, fsdp_line_tiles(item.count));
+            error = batches.add(item,
+                                fsdp_tiles<STEP_TILE>(item.weights, item.weight_type, item.count));
         if (error)
             return error;
     }
@@ -210,13 +396,15 @@ static int step_some(const fsdp_list_grid<factor_table<factors>, optim_item> &gr
 }
 
 /* The two instances of a kernel for this type of the arithmetic. */
-template <typename real> static fsdp_list_grid<factor_table<fsdp_adamw_factors>, optim_item> adamw_grid(void *stream)
+template <typename real>
+static fsdp_list_grid<factor_table<fsdp_adamw_factors>, optim_item> adamw_grid(void *stream)
 {
     constexpr uint32_t MANY = fsdp_many<factor_table<fsdp_adamw_factors>, optim_item>();
     return {step_adamw<real, FSDP_FEW>, step_adamw<real, MANY>, FSDP_THREADS, stream};
 }
 
-template <typename real> static fsdp_list_grid<factor_table<fsdp_sgd_factors>, optim_item> sgd_grid(void *stream)
+template <typename real>
+static fsdp_list_grid<factor_table<fsdp_sgd_factors>, optim_item> sgd_grid(void *stream)
 {
     constexpr uint32_t MANY = fsdp_many<factor_table<fsdp_sgd_factors>, optim_item>();
     return {step_sgd<real, FSDP_FEW>, step_sgd<real, MANY>, FSDP_THREADS, stream};
@@ -226,13 +414,15 @@ int fsdp_cuda_adamw(const fsdp_optim_tensors *tensors, size_t n, const fsdp_adam
                     void *stream)
 {
     int error = step_some<fsdp_adamw_factors>(adamw_grid<float>(stream), false, tensors, n, steps);
-    return error ? error
-                 : step_some<fsdp_adamw_factors>(adamw_grid<double>(stream), true, tensors, n, steps);
+    return error
+               ? error
+               : step_some<fsdp_adamw_factors>(adamw_grid<double>(stream), true, tensors, n, steps);
 }
 
 int fsdp_cuda_sgd(const fsdp_optim_tensors *tensors, size_t n, const fsdp_sgd_step *steps,
                   void *stream)
 {
     int error = step_some<fsdp_sgd_factors>(sgd_grid<float>(stream), false, tensors, n, steps);
-    return error ? error : step_some<fsdp_sgd_factors>(sgd_grid<double>(stream), true, tensors, n, steps);
+    return error ? error
+                 : step_some<fsdp_sgd_factors>(sgd_grid<double>(stream), true, tensors, n, steps);
 }

@@ -5,6 +5,9 @@
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/cuda/numbers.cuh"
 
+/* A tile is 1,024 units of a rectangle, 4 of each thread. */
+enum { CAST_UNIT = 4 /* elements */ };
+
 /* Width and pitches count bytes where the types are 0, as in copies, else elements. */
 struct rect_item {
     uint8_t *to;
@@ -12,34 +15,79 @@ struct rect_item {
     int64_t rows, width, to_pitch, from_pitch;
     uint32_t first_tile;
     uint8_t to_type, from_type;
+    bool is_aligned; /* rows begin and end at multiples of a unit, or a single one begins so */
 };
 
 template <uint32_t MOST> using rect_batch = fsdp_batch<no_common, rect_item, MOST>;
 
+/* A row of a cast that is not aligned has units of one element. */
+static inline __host__ __device__ uint64_t units_of_row(const rect_item &rect)
+{
+    const uint64_t width = (uint64_t)rect.width;
+    if (rect.to_type == FSDP_DTYPE_NONE)
+        return rect.is_aligned ? (width + FSDP_UNIT - 1) / FSDP_UNIT : fsdp_row_units(width);
+    return rect.is_aligned ? (width + CAST_UNIT - 1) / CAST_UNIT : width;
+}
+
+/* True when the tile has only whole units, at aligned addresses. */
+FSDP_DEVICE bool is_plain(const rect_item &rect, uint32_t tile, uint32_t unit)
+{
+    const uint64_t whole = (uint64_t)rect.rows * ((uint64_t)rect.width / unit);
+    return rect.is_aligned && ((uint64_t)tile + 1) * FSDP_TILE_UNITS <= whole;
+}
+
+/* The places of this thread's units in a tile. */
+struct tile_places {
+    fsdp_place places[FSDP_UNITS_EACH];
+
+    __device__ __forceinline__ tile_places(const rect_item &rect, uint32_t tile)
+    {
+        const uint64_t row_units = units_of_row(rect);
+        const fsdp_place begin = fsdp_tile_begin(tile, row_units);
+#pragma unroll
+        for (uint32_t i = 0; i < FSDP_UNITS_EACH; i++)
+            places[i] = fsdp_place_behind(begin, threadIdx.x + i * FSDP_THREADS, row_units);
+    }
+
+    __device__ __forceinline__ int64_t offset(int i, int64_t pitch, int unit) const
+    {
+        return (int64_t)places[i].row * pitch + (int64_t)places[i].unit * unit;
+    }
+};
+
 /* --- copies ----------------------------------------------------------------------------------- */
 
-/* All loads come before the stores, so that several are under way. */
-FSDP_DEVICE void copy_tile(const rect_item &rect, uint32_t tile)
+FSDP_DEVICE void copy_whole(const rect_item &rect, const tile_places &at)
 {
-    uint64_t row_units = fsdp_row_units<FSDP_PIECE>((uint64_t)rect.width);
-    fsdp_place begin = fsdp_tile_begin(tile, row_units);
+    uint4 data[FSDP_UNITS_EACH] = {};
+    if (rect.from) {
+#pragma unroll
+        for (int i = 0; i < FSDP_UNITS_EACH; i++)
+            data[i] = *(const uint4 *)(rect.from + at.offset(i, rect.from_pitch, FSDP_UNIT));
+    }
+#pragma unroll
+    for (int i = 0; i < FSDP_UNITS_EACH; i++)
+        *(uint4 *)(rect.to + at.offset(i, rect.to_pitch, FSDP_UNIT)) = data[i];
+}
+
+/* Loads come before stores here, too: rows at any address have mostly whole units. */
+FSDP_DEVICE void copy_units(const rect_item &rect, const tile_places &at)
+{
     uint8_t *to[FSDP_UNITS_EACH];
     uint4 data[FSDP_UNITS_EACH];
 #pragma unroll
     for (int i = 0; i < FSDP_UNITS_EACH; i++) {
-        uint32_t offset = threadIdx.x + (uint32_t)i * FSDP_THREADS;
-        fsdp_place place = fsdp_place_behind(begin, offset, row_units);
+        const fsdp_place &place = at.places[i];
         to[i] = nullptr;
         data[i] = {0, 0, 0, 0};
         if (place.row >= (uint64_t)rect.rows)
             continue;
         uint8_t *row = rect.to + (int64_t)place.row * rect.to_pitch;
-        fsdp_unit unit = fsdp_unit_at<FSDP_PIECE>(place.unit, fsdp_skew<FSDP_PIECE>(row, 1),
-                                                  (uint64_t)rect.width);
+        fsdp_unit unit = fsdp_unit_at(place.unit, fsdp_skew(row, 1), (uint64_t)rect.width);
         const uint8_t *from =
             rect.from ? rect.from + (int64_t)place.row * rect.from_pitch + unit.at : nullptr;
-        if (!fsdp_unit_is_whole<FSDP_PIECE>(unit)) {
-            fsdp_copy_piece(row + unit.at, from, unit.mask);
+        if (!fsdp_unit_is_whole(unit)) {
+            fsdp_copy_part(row + unit.at, from, unit.mask);
             continue;
         }
         to[i] = row + unit.at;
@@ -55,88 +103,134 @@ FSDP_DEVICE void copy_tile(const rect_item &rect, uint32_t tile)
 
 /* --- casts ------------------------------------------------------------------------------------ */
 
-FSDP_DEVICE void cast_unit(const rect_item &rect, uint8_t *to, const uint8_t *from, fsdp_unit unit)
+template <uint32_t TO, uint32_t FROM>
+FSDP_DEVICE bool cast_whole(const rect_item &rect, const tile_places &at)
 {
-    if (rect.from_type == FSDP_F64) {
-        double numbers[FSDP_UNIT];
-        fsdp_read(numbers, from, FSDP_F64, unit);
-        fsdp_write(to, rect.to_type, unit, numbers);
-        return;
+    fsdp_vector<FROM, CAST_UNIT> data[FSDP_UNITS_EACH];
+#pragma unroll
+    for (int i = 0; i < FSDP_UNITS_EACH; i++)
+        fsdp_load(&data[i], rect.from, at.offset(i, rect.from_pitch, CAST_UNIT));
+#pragma unroll
+    for (int i = 0; i < FSDP_UNITS_EACH; i++) {
+        float numbers[CAST_UNIT];
+#pragma unroll
+        for (int k = 0; k < CAST_UNIT; k++)
+            numbers[k] = fsdp_get(data[i], k);
+        fsdp_store<TO, CAST_UNIT>(rect.to, at.offset(i, rect.to_pitch, CAST_UNIT), numbers);
     }
-    float numbers[FSDP_UNIT];
-    fsdp_read(numbers, from, rect.from_type, unit);
-    fsdp_write(to, rect.to_type, unit, numbers);
+    return true;
 }
 
-FSDP_DEVICE void cast_tile(const rect_item &rect, uint32_t tile)
+template <uint32_t FROM> FSDP_DEVICE bool cast_from(const rect_item &rect, const tile_places &at)
 {
-    uint64_t row_units = fsdp_row_units<FSDP_UNIT>((uint64_t)rect.width);
-    fsdp_place begin = fsdp_tile_begin(tile, row_units);
-    uint32_t to_size = fsdp_type_size(rect.to_type), from_size = fsdp_type_size(rect.from_type);
+    switch (rect.to_type) {
+    case FSDP_F32: return cast_whole<FSDP_F32, FROM>(rect, at);
+    case FSDP_BF16: return cast_whole<FSDP_BF16, FROM>(rect, at);
+    case FSDP_F16: return cast_whole<FSDP_F16, FROM>(rect, at);
+    case FSDP_F8_E4M3FN: return cast_whole<FSDP_F8_E4M3FN, FROM>(rect, at);
+    case FSDP_F8_E5M2: return cast_whole<FSDP_F8_E5M2, FROM>(rect, at);
+    default: return false;
+    }
+}
+
+/* False when whole tiles are not cast with these types. */
+FSDP_DEVICE bool cast_plain(const rect_item &rect, const tile_places &at)
+{
+    switch (rect.from_type) {
+    case FSDP_F32: return cast_from<FSDP_F32>(rect, at);
+    case FSDP_BF16: return cast_from<FSDP_BF16>(rect, at);
+    case FSDP_F16: return cast_from<FSDP_F16>(rect, at);
+    case FSDP_F8_E4M3FN: return cast_from<FSDP_F8_E4M3FN>(rect, at);
+    case FSDP_F8_E5M2: return cast_from<FSDP_F8_E5M2>(rect, at);
+    default: return false;
+    }
+}
+
+FSDP_DEVICE void cast_element(const rect_item &rect, int64_t to, int64_t from)
+{
+    if (rect.from_type == FSDP_F64)
+        fsdp_write(rect.to, rect.to_type, to, fsdp_read<double>(rect.from, FSDP_F64, from));
+    else
+        fsdp_write(rect.to, rect.to_type, to, fsdp_read<float>(rect.from, rect.from_type, from));
+}
+
+FSDP_DEVICE void cast_elements(const rect_item &rect, uint32_t tile)
+{
+    const int unit = rect.is_aligned ? CAST_UNIT : 1;
+    const uint64_t row_units = units_of_row(rect);
+    const fsdp_place begin = fsdp_tile_begin(tile, row_units);
 #pragma unroll 1
     for (uint32_t offset = threadIdx.x; offset < FSDP_TILE_UNITS; offset += FSDP_THREADS) {
-        fsdp_place place = fsdp_place_behind(begin, offset, row_units);
+        const fsdp_place place = fsdp_place_behind(begin, offset, row_units);
         if (place.row >= (uint64_t)rect.rows)
             return;
-        uint8_t *to = rect.to + (int64_t)place.row * rect.to_pitch * to_size;
-        const uint8_t *from = rect.from + (int64_t)place.row * rect.from_pitch * from_size;
-        fsdp_unit unit = fsdp_unit_at<FSDP_UNIT>(place.unit, fsdp_skew<FSDP_UNIT>(to, to_size),
-                                                 (uint64_t)rect.width);
-        if (unit.mask != 0)
-            cast_unit(rect, to, from, unit);
+        const int64_t row = (int64_t)place.row;
+#pragma unroll 1
+        for (int i = 0; i < unit; i++) {
+            const int64_t at = (int64_t)place.unit * unit + i;
+            if (at < rect.width)
+                cast_element(rect, row * rect.to_pitch + at, row * rect.from_pitch + at);
+        }
     }
 }
 
-template <uint32_t MOST> FSDP_KERNEL(FSDP_THREADS, 3) copy_rects(FSDP_PARAMS(rect_batch<MOST>) batch)
+template <uint32_t MOST>
+FSDP_KERNEL(FSDP_THREADS, 4)
+copy_rects(FSDP_PARAMS(rect_batch<MOST>) batch)
 {
     const rect_item &rect = fsdp_find_item(batch.items, batch.n);
-    if (rect.to_type == FSDP_DTYPE_NONE)
-        copy_tile(rect, blockIdx.x - rect.first_tile);
-    else
-        cast_tile(rect, blockIdx.x - rect.first_tile);
+    const uint32_t tile = blockIdx.x - rect.first_tile;
+    if (rect.to_type == FSDP_DTYPE_NONE) {
+        const tile_places at(rect, tile);
+        if (is_plain(rect, tile, FSDP_UNIT))
+            copy_whole(rect, at);
+        else
+            copy_units(rect, at);
+    } else if (!is_plain(rect, tile, CAST_UNIT) || !cast_plain(rect, tile_places(rect, tile))) {
+        cast_elements(rect, tile);
+    }
 }
 
 /* --- the host's side -------------------------------------------------------------------------- */
 
-static rect_item copy_item(const fsdp_rect &rect)
+/* Rows without gaps between them are one row. */
+static rect_item joined(rect_item item)
 {
-    int64_t size = (int64_t)fsdp_dtype_size(rect.to_type);
-    rect_item item = {
-        (uint8_t *)rect.to,   (const uint8_t *)rect.from, rect.rows, rect.width * size,
-        rect.to_pitch * size, rect.from_pitch * size,     0,         FSDP_DTYPE_NONE,
-        FSDP_DTYPE_NONE};
-    bool is_dense = item.to_pitch == item.width && (!item.from || item.from_pitch == item.width);
-    if (is_dense) {
+    if (item.to_pitch == item.width && (!item.from || item.from_pitch == item.width)) {
         item.width *= item.rows;
         item.rows = 1;
     }
+    return item;
+}
+
+/* `unit`: elements, or bytes, whose size in the two tensors is that of their vectors. */
+static bool is_aligned(const rect_item &item, int64_t unit, uint64_t to_size, uint64_t from_size)
+{
+    const uint64_t to = (uint64_t)(uintptr_t)item.to, from = (uint64_t)(uintptr_t)item.from;
+    bool are_rows = item.rows == 1 || (item.width % unit == 0 && item.to_pitch % unit == 0 &&
+                                       (!item.from || item.from_pitch % unit == 0));
+    return are_rows && to % ((uint64_t)unit * to_size) == 0 &&
+           from % ((uint64_t)unit * from_size) == 0;
+}
+
+static rect_item copy_item(const fsdp_rect &rect)
+{
+    int64_t size = (int64_t)fsdp_dtype_size(rect.to_type);
+    rect_item item = joined({(uint8_t *)rect.to, (const uint8_t *)rect.from, rect.rows,
+                             rect.width * size, rect.to_pitch * size, rect.from_pitch * size, 0,
+                             FSDP_DTYPE_NONE, FSDP_DTYPE_NONE, false});
+    item.is_aligned = is_aligned(item, FSDP_UNIT, 1, 1);
     return item;
 }
 
 static rect_item cast_item(const fsdp_rect &rect)
 {
-    rect_item item = {(uint8_t *)rect.to,
-                      (const uint8_t *)rect.from,
-                      rect.rows,
-                      rect.width,
-                      rect.to_pitch,
-                      rect.from_pitch,
-                      0,
-                      (uint8_t)rect.to_type,
-                      (uint8_t)rect.from_type};
-    if (item.to_pitch == item.width && item.from_pitch == item.width) {
-        item.width *= item.rows;
-        item.rows = 1;
-    }
+    rect_item item = joined({(uint8_t *)rect.to, (const uint8_t *)rect.from, rect.rows, rect.width,
+                             rect.to_pitch, rect.from_pitch, 0, (uint8_t)rect.to_type,
+                             (uint8_t)rect.from_type, false});
+    item.is_aligned =
+        is_aligned(item, CAST_UNIT, fsdp_type_size(item.to_type), fsdp_type_size(item.from_type));
     return item;
-}
-
-static uint64_t tiles_of(const rect_item &item)
-{
-    uint64_t width = (uint64_t)item.width, rows = (uint64_t)item.rows;
-    return fsdp_unit_tiles(rows * (item.to_type == FSDP_DTYPE_NONE
-                                       ? fsdp_row_units<FSDP_PIECE>(width)
-                                       : fsdp_row_units<FSDP_UNIT>(width)));
 }
 
 int fsdp_cuda_rects(const fsdp_rect *rects, size_t n, void *stream)
@@ -150,7 +244,7 @@ int fsdp_cuda_rects(const fsdp_rect *rects, size_t n, void *stream)
             continue;
         bool is_copy = !rect.from || rect.to_type == rect.from_type;
         rect_item item = is_copy ? copy_item(rect) : cast_item(rect);
-        int error = batches.add(item, tiles_of(item));
+        int error = batches.add(item, fsdp_unit_tiles((uint64_t)item.rows * units_of_row(item)));
         if (error)
             return error;
     }

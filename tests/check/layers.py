@@ -47,6 +47,8 @@ THIRD_PARTY = {
     "sanitizer/asan_interface.h": r"tests/cuda/fiber\.c",
     "sanitizer/common_interface_defs.h": r"tests/cuda/fiber\.c",
     "cublasLt.h": r"tests/gpu_check/(cublaslt|fake_cublaslt)\.c",
+    "cuda_fp16.h": r"kernels/cuda/numbers\.cuh",
+    "cuda_fp8.h": r"kernels/cuda/numbers\.cuh",
     "cuda_runtime.h": r"runtime/device/device_cuda\.c|tests/.*",
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",

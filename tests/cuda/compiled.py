@@ -1,7 +1,7 @@
 """Checks what nvcc made of the kernels: no kernel spills registers or has a stack frame, those that memory
-bounds load and store 16 bytes at a time, and registers, shared memory and the bytes that a thread has under way
-(sass.py) are those of registers.txt. Compiles nothing: kernels/cuda/compile.sh keeps what ptxas says, the PTX
-and the machine code. Another version of nvcc may give other
+bounds load and store 16 bytes at a time, and registers, shared memory and the bytes that a thread has under
+way (sass.py) are those of registers.txt. Compiles nothing: kernels/cuda/compile.sh keeps what ptxas says, the
+PTX and the machine code. Another version of nvcc may give other
 registers: it must have the same kernels, and the rest is checked. Without nvcc's objects: 77, skipped.
 
 usage: compiled.py BUILD [--update]
@@ -28,6 +28,8 @@ ENTRY = re.compile(r"\.entry (\w+)\((.*?)^\}", re.S | re.M)
 # Kernels that do not load, or do not store, tensors; all others do both by vectors.
 ONLY_LOAD = {"sum_groups", "find_infinite", "hash_spans"}
 SMALL = {"sum_spans", "begin_finite"}
+# Those that take one element at a time: of f64 and integers, and with pow.
+BY_ELEMENT = re.compile(r"\w+<double,|fold_integers|sum_groups<2,")
 TYPES = {"f": "float", "d": "double", "j": "uint32_t", "m": "uint64_t"}
 
 
@@ -59,7 +61,9 @@ def problems_of_ptx(path, kernels):
         yield f"{path.name} has the kernels {sorted(bodies)}, and ptxas saw {sorted(kernels)}"
     for kernel, body in bodies.items():
         name = kernel.partition("<")[0]
-        wanted = () if name in SMALL else ("ld",) if name in ONLY_LOAD else ("ld", "st")
+        wanted = ("ld",) if name in ONLY_LOAD else ("ld", "st")
+        if name in SMALL or BY_ELEMENT.match(kernel):
+            wanted = ()
         for kind in wanted:
             if not VECTORS[kind].search(body):
                 yield f"{path.name}: {kernel} has no {kind}.global of 16 bytes"
@@ -82,7 +86,8 @@ def main():
             kernels.add(kernel)
             problems += [problem] if problem else []
             targets[kernel].add(target)
-            rows.append(f"{name + '.cu':<10} {kernel:<30} {target:<7} {registers:>9} {shared:>6} {loads:>9}")
+            rows.append(f"{name + '.cu':<10} {kernel:<30} {target:<7} {registers:>9} {shared:>6}"
+                        f" {loads:>9}")
         ptx = sorted(kept.glob("*.ptx"))
         problems += [] if len(ptx) == len(TARGETS) else [f"{name}: {len(ptx)} files of PTX"]
         problems += [problem for path in ptx for problem in problems_of_ptx(path, kernels)]
@@ -90,7 +95,8 @@ def main():
                  for kernel, found in targets.items() if found != set(TARGETS)]
     version = re.search(r"Cuda compilation tools, release (\S+),", ptx[0].read_text())[1]
     table = "\n".join([f"# nvcc {version}: python3 tests/cuda/compiled.py build --update",
-                       f"{'# file':<10} {'kernel':<30} {'target':<7} {'registers':>9} {'shared':>6} under way",
+                       f"{'# file':<10} {'kernel':<30} {'target':<7} {'registers':>9} {'shared':>6}"
+                       " under way",
                        *sorted(rows)])
     if "--update" in sys.argv:
         TABLE.write_text(table + "\n")

@@ -1,9 +1,9 @@
 """Reads the machine code of kernels from a cubin: how many bytes of global memory a thread has under way.
 
-An instruction is 16 bytes since compute capability 7.0. A load names one of six scoreboards, and an instruction
-that needs its result waits for that scoreboard. So bytes are under way from a load to the first instruction that
-waits for its scoreboard. A branch ends the count, because what follows it may be reached without the load. The
-figure of a kernel is its largest sum: that of its straightest path.
+An instruction is 16 bytes since compute capability 7.0. A load names one of six scoreboards, and an
+instruction that needs its result waits for that scoreboard. So bytes are under way from a load to the first
+instruction that waits for its scoreboard. A branch ends the count, because what follows it may be reached
+without the load. The figure of a kernel is its largest sum: that of its straightest path.
 """
 
 import struct

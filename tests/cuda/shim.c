@@ -7,6 +7,7 @@
 
 #include "tests/cuda/fiber.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -164,7 +165,6 @@ static void wait_for_others(lane *one)
     fsdp_shim_thread = (fsdp_shim_dim){one->index, 0, 0};
 }
 
-/* True when one of the threads brought true. */
 static bool take_votes(block *self)
 {
     bool any = false;
@@ -272,6 +272,31 @@ unsigned fsdp_shim_vote(unsigned mask, bool value, int line)
     }
     wait_for_others(one);
     return (unsigned)one->value;
+}
+
+/* --- conversions ------------------------------------------------------------------------------ */
+
+/* Numbers are multiples of 2^(exponent - mantissa), where 2^exponent is the power of two below, or
+ * that of the subnormal ones. All steps but the rounding are exact. */
+unsigned fsdp_shim_encode(fsdp_shim_format format, float number)
+{
+    int exponent, least = 2 - (1 << (format.exponent - 1));
+    double size = fabs((double)number);
+    if (isinf(number))
+        return format.largest + 1;
+    (void)frexp(size, &exponent);
+    exponent = exponent - 1 > least && size > 0 ? exponent - 1 : least;
+    double steps = nearbyint(ldexp(size, format.mantissa - exponent));
+    double code = ldexp(exponent - least, format.mantissa) + steps;
+    return code <= format.largest ? (unsigned)code : format.largest + 1;
+}
+
+float fsdp_shim_decode(fsdp_shim_format format, unsigned code)
+{
+    int least = 2 - (1 << (format.exponent - 1)), exponent = (int)(code >> format.mantissa);
+    unsigned hidden = 1u << format.mantissa, fraction = code & (hidden - 1);
+    int power = (exponent > 0 ? exponent - 1 : 0) + least - format.mantissa;
+    return (float)ldexp(exponent > 0 ? hidden + fraction : fraction, power);
 }
 
 /* --- memory of a block ------------------------------------------------------------------------ */
@@ -411,8 +436,8 @@ int fsdp_shim_launch(void (*thread)(const void *launch), const void *launch, siz
     closure *one = aligned_alloc(16, (sizeof *one + size + 15) / 16 * 16);
     if (!one || threads > MOST_THREADS)
         abort();
-    *one =
-        (closure){.thread = thread, .blocks = blocks, .threads = threads, .seed = begin_launch(size)};
+    *one = (closure){
+        .thread = thread, .blocks = blocks, .threads = threads, .seed = begin_launch(size)};
     memcpy(one->launch, launch, size);
     if (fsdp_shim_enqueue) {
         fsdp_shim_enqueue(stream, run_launch, one, free);

@@ -55,6 +55,14 @@ uint64_t fsdp_shim_shuffle(unsigned mask, uint64_t value, unsigned from, int lin
 /* A bit for each lane of the mask whose value is not 0. */
 unsigned fsdp_shim_vote(unsigned mask, bool value, int line);
 
+/* Formats with a sign, so many bits of exponent and mantissa, and IEEE's bias. */
+typedef struct fsdp_shim_format { int exponent, mantissa; unsigned largest; } fsdp_shim_format;
+/* The nearest code, ties to even, of a number that is not NaN; those that are too large get the code after
+ * the largest one. */
+unsigned fsdp_shim_encode(fsdp_shim_format format, float number);
+/* The code is a finite one. */
+float fsdp_shim_decode(fsdp_shim_format format, unsigned code);
+
 #ifdef __cplusplus
 }
 
@@ -136,6 +144,63 @@ static inline type fsdp_shim_shuffled_xor(int line, unsigned mask, type value, u
 static inline uint64_t __umul64hi(uint64_t a, uint64_t b)
 {
     return (uint64_t)((unsigned __int128)a * b >> 64);
+}
+
+/* --- conversions: as the PTX manual describes cvt, with NaNs that have no payload ------------- */
+
+struct __half_raw {
+    uint16_t x;
+};
+enum __nv_fp8_interpretation_t { __NV_E4M3, __NV_E5M2 };
+enum __nv_saturation_t { __NV_SATFINITE };
+
+static constexpr fsdp_shim_format fsdp_shim_f16 = {5, 10, 0x7bff};
+
+static inline __half_raw __ushort_as_half(uint16_t code)
+{
+    return {code};
+}
+
+static inline uint16_t __half_as_ushort(__half_raw half)
+{
+    return half.x;
+}
+
+static inline float __half2float(__half_raw half)
+{
+    unsigned magnitude = half.x & 0x7fff;
+    float sign = half.x >> 15 ? -1.0f : 1.0f;
+    if (magnitude > 0x7c00)
+        return __builtin_nanf("0x3fffff");
+    return magnitude == 0x7c00 ? sign * INFINITY : sign * fsdp_shim_decode(fsdp_shim_f16, magnitude);
+}
+
+static inline __half_raw __float2half_rn(float number)
+{
+    if (number != number)
+        return {0x7fff};
+    return {(uint16_t)(fsdp_shim_encode(fsdp_shim_f16, number) | (signbit(number) ? 0x8000 : 0))};
+}
+
+static inline fsdp_shim_format fsdp_shim_fp8(__nv_fp8_interpretation_t type)
+{
+    return type == __NV_E4M3 ? fsdp_shim_format{4, 3, 0x7e} : fsdp_shim_format{5, 2, 0x7b};
+}
+
+static inline uint8_t __nv_cvt_float_to_fp8(float number, __nv_saturation_t, __nv_fp8_interpretation_t type)
+{
+    const fsdp_shim_format format = fsdp_shim_fp8(type);
+    if (number != number)
+        return 0x7f;
+    unsigned code = fsdp_shim_encode(format, number);
+    return (uint8_t)((code < format.largest ? code : format.largest) | (signbit(number) ? 0x80 : 0));
+}
+
+/* Of a code that is finite: kernels look for others first. */
+static inline __half_raw __nv_cvt_fp8_to_halfraw(uint8_t code, __nv_fp8_interpretation_t type)
+{
+    float magnitude = fsdp_shim_decode(fsdp_shim_fp8(type), code & 0x7f);
+    return __float2half_rn(code & 0x80 ? -magnitude : magnitude);
 }
 #endif
 #endif

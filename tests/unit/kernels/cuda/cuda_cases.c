@@ -113,6 +113,15 @@ case_buffer case_tensor(fsdp_dtype dtype, size_t count, bool anywhere)
     return buffer;
 }
 
+case_buffer case_tensor_at(fsdp_dtype dtype, size_t count, size_t skew)
+{
+    size_t size = fsdp_dtype_size(dtype);
+    case_buffer buffer = case_buffer_create(size * count, size);
+    buffer.data = buffer.memory + GUARD + skew * size;
+    case_fill(buffer.data, dtype, count);
+    return buffer;
+}
+
 void case_expect_equal(const case_buffer *found, const case_buffer *expected, const char *what)
 {
     for (size_t i = 0; i < found->size; i++)

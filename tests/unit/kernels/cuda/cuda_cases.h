@@ -41,6 +41,9 @@ void case_fill_usual(void *data, fsdp_dtype dtype, size_t count, double scale);
 /* A buffer of so many elements, filled; often not aligned to its elements when `anywhere`. */
 case_buffer case_tensor(fsdp_dtype dtype, size_t count, bool anywhere);
 
+/* A filled buffer that begins so many elements after a multiple of 16 bytes. */
+case_buffer case_tensor_at(fsdp_dtype dtype, size_t count, size_t skew);
+
 /* Fails the test unless all bytes agree, guards included. */
 void case_expect_equal(const case_buffer *found, const case_buffer *expected, const char *what);
 /* Launches so far. */

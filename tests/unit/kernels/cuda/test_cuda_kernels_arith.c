@@ -60,6 +60,37 @@ Test(cuda_kernels_arith, folds_are_those_of_c)
         try_fold(seed);
 }
 
+static const fsdp_dtype plain[] = {FSDP_F32, FSDP_BF16, FSDP_F16};
+enum { PLAIN = 3, WHOLE = 3 * 4096 + 77 /* tiles, and a part of one */ };
+
+/* Up to three groups of sources, the last one partial. */
+Test(cuda_kernels_arith, folds_of_whole_tiles_are_those_of_c)
+{
+    for (uint64_t seed = 0; seed < 90; seed++) {
+        case_buffer from[MOST_SOURCES];
+        const void *sources[MOST_SOURCES];
+        fsdp_dtype dtype = plain[seed % PLAIN];
+        int n = 1 + (int)(seed / PLAIN % MOST_SOURCES);
+        size_t skew = seed % 4;
+        case_seed(seed);
+        for (int i = 0; i < n; i++) {
+            from[i] = case_tensor_at(dtype, WHOLE, skew);
+            sources[i] = from[i].data;
+        }
+        case_buffer to = case_tensor_at(dtype, WHOLE, skew), expected = case_buffer_copy(&to);
+        const fsdp_reduction how = {case_below(2) == 0 ? FSDP_FOLD_SUM : FSDP_FOLD_MAX,
+                                    random_factor(), random_factor()};
+        const fsdp_cuda_span target = {to.data, dtype, WHOLE};
+        case_expect_success(fsdp_cuda_fold(&target, sources, n, how, NULL));
+        fsdp_tensor_fold(expected.data, sources, n, dtype, WHOLE, how);
+        case_expect_equal(&to, &expected, fsdp_dtype_name(dtype));
+        for (int i = 0; i < n; i++)
+            case_buffer_free(&from[i]);
+        case_buffer_free(&to);
+        case_buffer_free(&expected);
+    }
+}
+
 /* As many as a process can have threads that are ranks. */
 Test(cuda_kernels_arith, a_thousand_sources_are_one_fold)
 {
@@ -148,6 +179,30 @@ Test(cuda_kernels_arith, products_and_quotients_are_those_of_c)
             case_buffer_free(&found[i]);
             case_buffer_free(&expected[i]);
         }
+    }
+}
+
+/* Sums of each two types, products and quotients of each one. */
+Test(cuda_kernels_arith, edits_of_whole_tiles_are_those_of_c)
+{
+    for (uint64_t seed = 0; seed < 4 * PLAIN * PLAIN; seed++) {
+        fsdp_dtype to_type = plain[seed % PLAIN], from_type = plain[seed / PLAIN % PLAIN];
+        size_t skew = seed / (PLAIN * PLAIN);
+        case_seed(seed);
+        case_buffer to = case_tensor_at(to_type, WHOLE, skew),
+                    from = case_tensor_at(from_type, WHOLE, skew);
+        case_buffer expected = case_buffer_copy(&to);
+        const fsdp_cuda_span target = {to.data, to_type, WHOLE};
+        case_expect_success(fsdp_cuda_add(&target, from.data, from_type, NULL));
+        case_expect_success(fsdp_cuda_multiply(&target, 1, 0.7, NULL));
+        case_expect_success(fsdp_cuda_divide(&target, 1, 0.9, NULL));
+        fsdp_tensor_add(expected.data, to_type, from.data, from_type, WHOLE);
+        fsdp_tensor_multiply(expected.data, to_type, WHOLE, 0.7);
+        fsdp_tensor_divide(expected.data, to_type, WHOLE, 0.9);
+        case_expect_equal(&to, &expected, fsdp_dtype_name(to_type));
+        case_buffer_free(&to);
+        case_buffer_free(&from);
+        case_buffer_free(&expected);
     }
 }
 

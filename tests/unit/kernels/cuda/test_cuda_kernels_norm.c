@@ -61,19 +61,28 @@ Test(cuda_kernels_norm, sums_of_powers_are_those_of_c)
     }
 }
 
-/* Whole groups and a part of one. */
-Test(cuda_kernels_norm, groups_are_added_in_order)
+/* The tensor has whole groups, which are taken by vectors at a multiple of 16 bytes, and a part of one. */
+static void try_groups(fsdp_dtype dtype, size_t skew, double p)
 {
     enum { COUNT = 3 * GROUP + 17 };
-    case_seed(1);
-    case_buffer buffer = case_tensor(FSDP_BF16, COUNT, true);
-    case_fill_usual(buffer.data, FSDP_BF16, COUNT, 1);
-    const fsdp_cuda_span span = {buffer.data, FSDP_BF16, COUNT};
-    double partials[4], sum, expected = fsdp_tensor_power_sum(buffer.data, FSDP_BF16, COUNT, 2);
+    case_buffer buffer = case_tensor_at(dtype, COUNT, skew);
+    case_fill_usual(buffer.data, dtype, COUNT, 1);
+    const fsdp_cuda_span span = {buffer.data, dtype, COUNT};
+    double partials[4], sum, expected = fsdp_tensor_power_sum(buffer.data, dtype, COUNT, p);
     cr_assert_eq(fsdp_cuda_power_partials(&span, 1), 4);
-    case_expect_success(fsdp_cuda_power_sums(&span, 1, 2, partials, &sum, NULL));
+    case_expect_success(fsdp_cuda_power_sums(&span, 1, p, partials, &sum, NULL));
     cr_assert_eq(sum, expected);
     case_buffer_free(&buffer);
+}
+
+Test(cuda_kernels_norm, groups_are_added_in_order)
+{
+    static const fsdp_dtype types[] = {FSDP_F32, FSDP_BF16, FSDP_F16};
+    static const double powers[] = {2, 1, INFINITY};
+    case_seed(1);
+    for (int i = 0; i < 9; i++)
+        try_groups(types[i % 3], 0, powers[i / 3]);
+    try_groups(FSDP_BF16, 1, 2);
 }
 
 /* More groups than a block of threads adds at once, each with another sum. */
@@ -110,6 +119,29 @@ Test(cuda_kernels_norm, a_thousand_norms_are_two_launches)
     cr_assert_eq(case_launches() - before, 2);
     for (int i = 0; i < SPANS; i++)
         cr_assert_eq(sums[i], fsdp_tensor_power_sum(data[i], FSDP_F32, COUNT, 2));
+}
+
+/* Wherever it is in a whole tile, or in a part of one. */
+Test(cuda_kernels_norm, one_element_of_whole_tiles_is_found)
+{
+    enum { COUNT = 3 * 4096 + 77 };
+    static const fsdp_dtype types[] = {FSDP_F32, FSDP_BF16, FSDP_F16};
+    for (uint64_t seed = 0; seed < 90; seed++) {
+        fsdp_dtype dtype = types[seed % 3];
+        int all_finite = 0;
+        case_seed(seed);
+        case_buffer buffer = case_tensor_at(dtype, COUNT, seed % 4);
+        case_fill_usual(buffer.data, dtype, COUNT, 1);
+        const fsdp_cuda_span span = {buffer.data, dtype, COUNT};
+        case_expect_success(fsdp_cuda_are_finite(&span, 1, &all_finite, NULL));
+        cr_assert_eq(all_finite, 1);
+        const double wrong = seed % 2 == 0 ? INFINITY : NAN;
+        fsdp_kernels_get()->cast(buffer.data + case_below(COUNT) * fsdp_dtype_size(dtype), dtype,
+                                 &wrong, FSDP_F64, 1, FSDP_OVERFLOW_INF);
+        case_expect_success(fsdp_cuda_are_finite(&span, 1, &all_finite, NULL));
+        cr_assert_eq(all_finite, 0);
+        case_buffer_free(&buffer);
+    }
 }
 
 Test(cuda_kernels_norm, one_element_that_is_not_finite_is_found)

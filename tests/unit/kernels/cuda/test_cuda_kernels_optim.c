@@ -33,28 +33,38 @@ static fsdp_optim_tensors point_at(const fsdp_optim_tensors *like, const case_bu
     return tensors;
 }
 
-/* Mostly numbers as in training, sometimes any codes; types as in training, sometimes any. */
-static void create_case(tensor_case *one, size_t count)
+static float some_master;
+
+/* Mostly numbers as in training, sometimes any codes. A skew below 0: at addresses by chance. */
+static void create_operands(tensor_case *one, int skew)
 {
-    static const fsdp_dtype usual[] = {FSDP_F32, FSDP_BF16, FSDP_F16, FSDP_F64};
-    static float some_master;
     fsdp_optim_tensors *tensors = &one->tensors;
-    *tensors = (fsdp_optim_tensors){.count = count};
-    tensors->param_type = case_below(4) == 0 ? case_float() : usual[case_below(4)];
-    tensors->grad_type = case_below(2) == 0 ? tensors->param_type : case_float();
-    tensors->moment_type = case_below(2) == 0 ? FSDP_F32 : case_float();
-    tensors->master = is_half(tensors->param_type) && case_below(2) == 0 ? &some_master : NULL;
+    size_t count = tensors->count;
     fsdp_dtype types[OPERANDS] = {tensors->param_type, FSDP_F32, tensors->grad_type,
                                   tensors->moment_type, tensors->moment_type};
     bool is_usual = case_below(3) > 0;
     for (int i = 0; i < OPERANDS; i++) {
-        one->found[i] = case_tensor(types[i], count, i != 1);
+        one->found[i] = skew < 0 ? case_tensor(types[i], count, i != 1)
+                                 : case_tensor_at(types[i], count, (size_t)skew);
         if (is_usual)
             case_fill_usual(one->found[i].data, types[i], count, i == 4 ? 1e-4 : 0.1);
         one->expected[i] = case_buffer_copy(&one->found[i]);
     }
     one->reference = point_at(tensors, one->expected);
     *tensors = point_at(tensors, one->found);
+}
+
+/* Types as in training, sometimes any. */
+static void create_case(tensor_case *one, size_t count)
+{
+    static const fsdp_dtype usual[] = {FSDP_F32, FSDP_BF16, FSDP_F16, FSDP_F64};
+    fsdp_optim_tensors *tensors = &one->tensors;
+    *tensors = (fsdp_optim_tensors){.count = count};
+    tensors->param_type = case_below(4) == 0 ? case_float() : usual[case_below(4)];
+    tensors->grad_type = case_below(2) == 0 ? tensors->param_type : case_float();
+    tensors->moment_type = case_below(2) == 0 ? FSDP_F32 : case_float();
+    tensors->master = is_half(tensors->param_type) && case_below(2) == 0 ? &some_master : NULL;
+    create_operands(one, -1);
 }
 
 static void check_case(tensor_case *one)
@@ -133,6 +143,54 @@ Test(cuda_kernels_optim, sgd_is_that_of_c)
             fsdp_tensor_sgd(&cases[i].reference, &steps[i]);
             check_case(&cases[i]);
         }
+    }
+}
+
+/* Tensors of three tiles and a part of one, which begin equally far from a multiple of 16 bytes:
+ * whole tiles are taken by vectors, with each list of types that have a path of their own. */
+static void try_whole_tiles(const fsdp_optim_tensors *types, int skew)
+{
+    tensor_case one = {.tensors = *types};
+    const fsdp_adamw_step adamw = random_adamw();
+    one.tensors.count = 3 * 2048 + 77;
+    create_operands(&one, skew);
+    case_expect_success(fsdp_cuda_adamw(&one.tensors, 1, &adamw, NULL));
+    fsdp_tensor_adamw(&one.reference, &adamw);
+    check_case(&one);
+
+    const fsdp_sgd_step sgd = random_sgd();
+    one.tensors = *types;
+    one.tensors.count = 3 * 2048 + 77;
+    create_operands(&one, skew);
+    case_expect_success(fsdp_cuda_sgd(&one.tensors, 1, &sgd, NULL));
+    fsdp_tensor_sgd(&one.reference, &sgd);
+    check_case(&one);
+}
+
+Test(cuda_kernels_optim, whole_tiles_are_those_of_c)
+{
+    static const fsdp_optim_tensors types[] = {
+        {.param_type = FSDP_F32, .grad_type = FSDP_F32, .moment_type = FSDP_F32},
+        {.param_type = FSDP_F32, .grad_type = FSDP_BF16, .moment_type = FSDP_F32},
+        {.param_type = FSDP_BF16, .grad_type = FSDP_BF16, .moment_type = FSDP_F32},
+        {.param_type = FSDP_BF16, .grad_type = FSDP_BF16, .moment_type = FSDP_BF16},
+        {.param_type = FSDP_BF16,
+         .master = &some_master,
+         .grad_type = FSDP_BF16,
+         .moment_type = FSDP_F32},
+        {.param_type = FSDP_BF16,
+         .master = &some_master,
+         .grad_type = FSDP_F32,
+         .moment_type = FSDP_F32},
+        {.param_type = FSDP_F16,
+         .master = &some_master,
+         .grad_type = FSDP_F16,
+         .moment_type = FSDP_F32},
+    };
+    for (uint64_t seed = 0; seed < 12; seed++) {
+        case_seed(seed);
+        for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+            try_whole_tiles(&types[i], (int)(seed % 3));
     }
 }
 

@@ -35,6 +35,48 @@ Test(cuda_kernels_rects, casts_are_those_of_c)
     }
 }
 
+/* All codes of f16, bf16 and the types of 8 bits; f32 random, and its neighbours of each code of f16. */
+static void fill_codes(case_buffer *from, fsdp_dtype dtype, size_t count)
+{
+    size_t size = fsdp_dtype_size(dtype);
+    for (size_t i = 0; i < count && size < 4; i++)
+        memcpy(from->data + i * size, &(uint32_t){(uint32_t)i}, size);
+    for (size_t i = 0; i + 3 < count && size == 4; i += 4) {
+        uint16_t code = (uint16_t)(i / 4);
+        uint32_t bits;
+        fsdp_kernels_get()->cast(from->data + i * size, dtype, &code, FSDP_F16, 1,
+                                 FSDP_OVERFLOW_INF);
+        memcpy(&bits, from->data + i * size, sizeof bits);
+        memcpy(from->data + (i + 1) * size, &(uint32_t){bits + 0x1000}, size); /* the middle */
+        memcpy(from->data + (i + 2) * size, &(uint32_t){bits + 0x1001}, size);
+    }
+}
+
+/* Rows that consist of whole vectors, and a last tile that is not whole. */
+Test(cuda_kernels_rects, casts_of_whole_tiles_are_those_of_c)
+{
+    static const fsdp_dtype types[] = {FSDP_F32,       FSDP_BF16,    FSDP_F16,
+                                       FSDP_F8_E4M3FN, FSDP_F8_E5M2, FSDP_F64};
+    enum { TYPES = 6, ROWS = 260, WIDTH = 1012, PITCH = 1024, COUNT = ROWS * PITCH };
+    for (int pair = 0; pair < TYPES * TYPES; pair++) {
+        fsdp_dtype from_type = types[pair % TYPES], to_type = types[pair / TYPES];
+        case_seed((uint64_t)pair);
+        case_buffer from = case_tensor_at(from_type, COUNT, 0);
+        case_buffer to = case_tensor_at(to_type, COUNT, 0), expected = case_buffer_copy(&to);
+        fill_codes(&from, from_type, COUNT);
+        fsdp_rect rect = {to.data, from.data, to_type, from_type, ROWS, WIDTH, PITCH, PITCH};
+        if (pair % 2 == 0)
+            rect = fsdp_rect_line(to.data, to_type, from.data, from_type, COUNT - 5);
+        case_expect_success(fsdp_cuda_rects(&rect, 1, NULL));
+        rect.to = expected.data;
+        fsdp_rects_copy(&rect, 1);
+        case_expect_equal(&to, &expected, fsdp_dtype_name(to_type));
+        case_buffer_free(&from);
+        case_buffer_free(&to);
+        case_buffer_free(&expected);
+    }
+}
+
 /* Numbers of f64 around the middle between two neighbours of each narrow type. */
 Test(cuda_kernels_rects, casts_round_once)
 {
