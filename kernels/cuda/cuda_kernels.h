@@ -22,7 +22,8 @@
 extern "C" {
 #endif
 
-/* In device memory. Data may lie at any address; aligned data is faster. */
+/* In device memory. Data may lie at any address; aligned data is faster. Of vectors of 16 bytes that contain
+ * its first or last bytes, other bytes may be read, too: all memory of a GPU consists of whole vectors. */
 typedef fsdp_span fsdp_cuda_span;
 
 /* --- copies ----------------------------------------------------------------------------------- */

@@ -43,6 +43,12 @@ static constexpr __host__ __device__ uint32_t fsdp_type_size(uint32_t type)
     }
 }
 
+/* One number for two types, or three, for switches. */
+static constexpr __host__ __device__ uint32_t fsdp_types(uint32_t first, uint32_t second, uint32_t third = 0)
+{
+    return first | second << 8 | third << 16;
+}
+
 /* --- types with a conversion of CUDA ---------------------------------------------------------- */
 
 /* CUDA's NaN has no payload. */
@@ -317,6 +323,19 @@ template <uint32_t TYPE, int LENGTH>
 FSDP_DEVICE void fsdp_load(fsdp_vector<TYPE, LENGTH> *vector, const uint8_t *data, int64_t at)
 {
     *vector = *(const fsdp_vector<TYPE, LENGTH> *)(data + at * (int64_t)vector->SIZE);
+}
+
+/* A vector at any address, of what was loaded around it. */
+template <uint32_t TYPE, int LENGTH>
+FSDP_DEVICE fsdp_vector<TYPE, LENGTH> fsdp_take(const fsdp_vectors &around, const uint8_t *from)
+{
+    const uint4 bytes = fsdp_take_16(around, from);
+    const uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
+    fsdp_vector<TYPE, LENGTH> vector;
+#pragma unroll
+    for (int i = 0; i < vector.BYTES / 4; i++)
+        vector.words[i] = words[i];
+    return vector;
 }
 
 template <uint32_t TYPE, int LENGTH>

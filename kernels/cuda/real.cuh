@@ -87,10 +87,4 @@ template <int TILE> static uint64_t fsdp_tiles(const void *data, uint32_t type, 
     return count == 0 ? 0 : (count + fsdp_skew(data, fsdp_type_size(type)) + TILE - 1) / TILE;
 }
 
-/* One number for two types, or three, for switches. */
-static constexpr __host__ __device__ uint32_t fsdp_types(uint32_t first, uint32_t second, uint32_t third = 0)
-{
-    return first | second << 8 | third << 16;
-}
-
 #endif

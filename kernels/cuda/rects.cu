@@ -20,13 +20,12 @@ struct rect_item {
 
 template <uint32_t MOST> using rect_batch = fsdp_batch<no_common, rect_item, MOST>;
 
-/* A row of a cast that is not aligned has units of one element. */
+/* A row has one unit more where it may begin in the middle of one. */
 static inline __host__ __device__ uint64_t units_of_row(const rect_item &rect)
 {
-    const uint64_t width = (uint64_t)rect.width;
-    if (rect.to_type == FSDP_DTYPE_NONE)
-        return rect.is_aligned ? (width + FSDP_UNIT - 1) / FSDP_UNIT : fsdp_row_units(width);
-    return rect.is_aligned ? (width + CAST_UNIT - 1) / CAST_UNIT : width;
+    const uint64_t unit = rect.to_type == FSDP_DTYPE_NONE ? (int)FSDP_UNIT : (int)CAST_UNIT;
+    const uint64_t skew = rect.is_aligned ? 0 : unit - 1;
+    return ((uint64_t)rect.width + skew + unit - 1) / unit;
 }
 
 /* True when the tile has only whole units, at aligned addresses. */
@@ -73,32 +72,39 @@ FSDP_DEVICE void copy_whole(const rect_item &rect, const tile_places &at)
 /* Loads come before stores here, too: rows at any address have mostly whole units. */
 FSDP_DEVICE void copy_units(const rect_item &rect, const tile_places &at)
 {
-    uint8_t *to[FSDP_UNITS_EACH];
-    uint4 data[FSDP_UNITS_EACH];
+    uint8_t *to[FSDP_UNITS_EACH] = {};
+    const uint8_t *from[FSDP_UNITS_EACH] = {};
+    fsdp_vectors data[FSDP_UNITS_EACH] = {};
 #pragma unroll
     for (int i = 0; i < FSDP_UNITS_EACH; i++) {
         const fsdp_place &place = at.places[i];
-        to[i] = nullptr;
-        data[i] = {0, 0, 0, 0};
         if (place.row >= (uint64_t)rect.rows)
             continue;
         uint8_t *row = rect.to + (int64_t)place.row * rect.to_pitch;
         fsdp_unit unit = fsdp_unit_at(place.unit, fsdp_skew(row, 1), (uint64_t)rect.width);
-        const uint8_t *from =
-            rect.from ? rect.from + (int64_t)place.row * rect.from_pitch + unit.at : nullptr;
+        from[i] = rect.from ? rect.from + (int64_t)place.row * rect.from_pitch + unit.at : nullptr;
         if (!fsdp_unit_is_whole(unit)) {
-            fsdp_copy_part(row + unit.at, from, unit.mask);
+            fsdp_copy_part(row + unit.at, from[i], unit.mask);
             continue;
         }
         to[i] = row + unit.at;
-        if (from)
-            data[i] = fsdp_load_16(from);
+        if (from[i])
+            data[i] = fsdp_load_around(from[i], FSDP_UNIT);
     }
 #pragma unroll
     for (int i = 0; i < FSDP_UNITS_EACH; i++) {
         if (to[i])
-            *(uint4 *)to[i] = data[i];
+            *(uint4 *)to[i] = fsdp_take_16(data[i], from[i]);
     }
+}
+
+FSDP_DEVICE void copy_tile(const rect_item &rect, uint32_t tile)
+{
+    const tile_places at(rect, tile);
+    if (is_plain(rect, tile, FSDP_UNIT))
+        copy_whole(rect, at);
+    else
+        copy_units(rect, at);
 }
 
 /* --- casts ------------------------------------------------------------------------------------ */
@@ -154,9 +160,85 @@ FSDP_DEVICE void cast_element(const rect_item &rect, int64_t to, int64_t from)
         fsdp_write(rect.to, rect.to_type, to, fsdp_read<float>(rect.from, rect.from_type, from));
 }
 
-FSDP_DEVICE void cast_elements(const rect_item &rect, uint32_t tile)
+/* 4 elements of a row that begin at a vector of the memory that is written, where its address is one of an
+ * element. Of the first and the last unit of a row, some are not there. */
+struct cast_unit {
+    int64_t at, to, from; /* the first element: in the row, and in both tensors */
+    bool is_whole;
+};
+
+FSDP_DEVICE cast_unit cast_unit_at(const rect_item &rect, const fsdp_place &place)
 {
-    const int unit = rect.is_aligned ? CAST_UNIT : 1;
+    const uint32_t size = fsdp_type_size(rect.to_type);
+    const int64_t to = (int64_t)place.row * rect.to_pitch,
+                  from = (int64_t)place.row * rect.from_pitch;
+    const uint32_t skew = fsdp_skew(rect.to + to * (int64_t)size, size) % CAST_UNIT;
+    const int64_t at = (int64_t)place.unit * CAST_UNIT - (int64_t)skew;
+    return {at, to + at, from + at, at >= 0 && at + CAST_UNIT <= rect.width};
+}
+
+FSDP_DEVICE void cast_elements(const rect_item &rect, const cast_unit &unit)
+{
+#pragma unroll 1
+    for (int i = 0; i < CAST_UNIT; i++) {
+        if (unit.at + i >= 0 && unit.at + i < rect.width)
+            cast_element(rect, unit.to + i, unit.from + i);
+    }
+}
+
+/* Whole units, whose source may have any address: shards of odd numbers of ranks begin everywhere. */
+template <uint32_t TO, uint32_t FROM>
+FSDP_DEVICE bool cast_shifted(const rect_item &rect, const tile_places &at)
+{
+    constexpr uint32_t FROM_SIZE = fsdp_type_size(FROM);
+    fsdp_vectors data[FSDP_UNITS_EACH] = {};
+    int64_t to[FSDP_UNITS_EACH];
+    const uint8_t *from[FSDP_UNITS_EACH] = {};
+#pragma unroll
+    for (int i = 0; i < FSDP_UNITS_EACH; i++) {
+        if (at.places[i].row >= (uint64_t)rect.rows)
+            continue;
+        const cast_unit unit = cast_unit_at(rect, at.places[i]);
+        if (!unit.is_whole)
+            continue;
+        to[i] = unit.to;
+        from[i] = rect.from + unit.from * (int64_t)FROM_SIZE;
+        data[i] = fsdp_load_around(from[i], CAST_UNIT * FROM_SIZE);
+    }
+#pragma unroll
+    for (int i = 0; i < FSDP_UNITS_EACH; i++) {
+        if (!from[i])
+            continue;
+        const fsdp_vector<FROM, CAST_UNIT> vector = fsdp_take<FROM, CAST_UNIT>(data[i], from[i]);
+        float numbers[CAST_UNIT];
+#pragma unroll
+        for (int k = 0; k < CAST_UNIT; k++)
+            numbers[k] = fsdp_get(vector, k);
+        fsdp_store<TO, CAST_UNIT>(rect.to, to[i], numbers);
+    }
+    return true;
+}
+
+/* False when all units of such a tile are cast one element at a time. */
+FSDP_DEVICE bool cast_units(const rect_item &rect, const tile_places &at)
+{
+    if (!fsdp_is_aligned(rect.to, fsdp_type_size(rect.to_type)))
+        return false;
+    switch (fsdp_types(rect.to_type, rect.from_type)) {
+    case fsdp_types(FSDP_F32, FSDP_BF16): return cast_shifted<FSDP_F32, FSDP_BF16>(rect, at);
+    case fsdp_types(FSDP_F32, FSDP_F16): return cast_shifted<FSDP_F32, FSDP_F16>(rect, at);
+    case fsdp_types(FSDP_BF16, FSDP_F32): return cast_shifted<FSDP_BF16, FSDP_F32>(rect, at);
+    case fsdp_types(FSDP_F16, FSDP_F32): return cast_shifted<FSDP_F16, FSDP_F32>(rect, at);
+    default: return false;
+    }
+}
+
+FSDP_DEVICE void cast_tile(const rect_item &rect, uint32_t tile)
+{
+    const tile_places at(rect, tile);
+    if (is_plain(rect, tile, CAST_UNIT) && cast_plain(rect, at))
+        return;
+    const bool casts_whole = cast_units(rect, at);
     const uint64_t row_units = units_of_row(rect);
     const fsdp_place begin = fsdp_tile_begin(tile, row_units);
 #pragma unroll 1
@@ -164,13 +246,9 @@ FSDP_DEVICE void cast_elements(const rect_item &rect, uint32_t tile)
         const fsdp_place place = fsdp_place_behind(begin, offset, row_units);
         if (place.row >= (uint64_t)rect.rows)
             return;
-        const int64_t row = (int64_t)place.row;
-#pragma unroll 1
-        for (int i = 0; i < unit; i++) {
-            const int64_t at = (int64_t)place.unit * unit + i;
-            if (at < rect.width)
-                cast_element(rect, row * rect.to_pitch + at, row * rect.from_pitch + at);
-        }
+        const cast_unit unit = cast_unit_at(rect, place);
+        if (!casts_whole || !unit.is_whole)
+            cast_elements(rect, unit);
     }
 }
 
@@ -180,15 +258,10 @@ copy_rects(FSDP_PARAMS(rect_batch<MOST>) batch)
 {
     const rect_item &rect = fsdp_find_item(batch.items, batch.n);
     const uint32_t tile = blockIdx.x - rect.first_tile;
-    if (rect.to_type == FSDP_DTYPE_NONE) {
-        const tile_places at(rect, tile);
-        if (is_plain(rect, tile, FSDP_UNIT))
-            copy_whole(rect, at);
-        else
-            copy_units(rect, at);
-    } else if (!is_plain(rect, tile, CAST_UNIT) || !cast_plain(rect, tile_places(rect, tile))) {
-        cast_elements(rect, tile);
-    }
+    if (rect.to_type == FSDP_DTYPE_NONE)
+        copy_tile(rect, tile);
+    else
+        cast_tile(rect, tile);
 }
 
 /* --- the host's side -------------------------------------------------------------------------- */

@@ -1,8 +1,7 @@
 /*
  * Work of threads. A tile of bytes that are copied is 1,024 units of 16 bytes, 4 of a thread. Units of a
  * row are aligned to the address that is written, not to its beginning, so that all but the first and the
- * last one of a row are whole, and a whole unit is stored as a vector. It is loaded so where the source is
- * aligned alike, else by smaller pieces.
+ * last one of a row are whole, and a whole unit is stored as a vector. Its source may have any address.
  */
 #ifndef FSDP_UNITS_CUH
 #define FSDP_UNITS_CUH
@@ -105,12 +104,41 @@ FSDP_DEVICE uint32_t fsdp_load_u32(const uint8_t *from)
     return from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
 }
 
-/* 16 bytes from any address. */
+/*
+ * Up to 16 bytes at any address, as the vector that contains the first of them and the one that contains
+ * the last. Bytes around them are loaded, too: they are in vectors with bytes of the tensor, so the GPU may
+ * read them.
+ */
+struct fsdp_vectors {
+    uint4 first, last;
+};
+
+FSDP_DEVICE fsdp_vectors fsdp_load_around(const uint8_t *from, uint32_t size)
+{
+    const uint32_t behind = (uint32_t)(uintptr_t)from & 15;
+    const uint4 *first = (const uint4 *)(from - behind);
+    return {first[0], first[behind + size > 16]};
+}
+
+/* The bytes at `from` of what was loaded around them. */
+FSDP_DEVICE uint4 fsdp_take_16(const fsdp_vectors &around, const uint8_t *from)
+{
+    const uint32_t behind = (uint32_t)(uintptr_t)from & 15, bits = behind % 4 * 8;
+    uint32_t words[8] = {around.first.x, around.first.y, around.first.z, around.first.w,
+                         around.last.x,  around.last.y,  around.last.z,  around.last.w};
+#pragma unroll
+    for (int i = 0; i < 6; i++)
+        words[i] = behind & 8 ? words[i + 2] : words[i];
+#pragma unroll
+    for (int i = 0; i < 5; i++)
+        words[i] = behind & 4 ? words[i + 1] : words[i];
+    return {__funnelshift_r(words[0], words[1], bits), __funnelshift_r(words[1], words[2], bits),
+            __funnelshift_r(words[2], words[3], bits), __funnelshift_r(words[3], words[4], bits)};
+}
+
 FSDP_DEVICE uint4 fsdp_load_16(const uint8_t *from)
 {
-    if (fsdp_is_aligned(from, 16))
-        return *(const uint4 *)from;
-    return {fsdp_load_u32(from), fsdp_load_u32(from + 4), fsdp_load_u32(from + 8), fsdp_load_u32(from + 12)};
+    return fsdp_take_16(fsdp_load_around(from, 16), from);
 }
 
 /* The bytes of a unit that the mask has; from NULL: zeros. */

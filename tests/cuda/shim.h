@@ -146,6 +146,12 @@ static inline uint64_t __umul64hi(uint64_t a, uint64_t b)
     return (uint64_t)((unsigned __int128)a * b >> 64);
 }
 
+/* The lower half of two words that are shifted. */
+static inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t by)
+{
+    return (uint32_t)(((uint64_t)high << 32 | low) >> (by & 31));
+}
+
 /* --- conversions: as the PTX manual describes cvt, with NaNs that have no payload ------------- */
 
 struct __half_raw {

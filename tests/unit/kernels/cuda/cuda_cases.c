@@ -116,7 +116,7 @@ case_buffer case_tensor(fsdp_dtype dtype, size_t count, bool anywhere)
 case_buffer case_tensor_at(fsdp_dtype dtype, size_t count, size_t skew)
 {
     size_t size = fsdp_dtype_size(dtype);
-    case_buffer buffer = case_buffer_create(size * count, size);
+    case_buffer buffer = case_buffer_create(size * (count + skew), size);
     buffer.data = buffer.memory + GUARD + skew * size;
     case_fill(buffer.data, dtype, count);
     return buffer;

@@ -77,6 +77,33 @@ Test(cuda_kernels_rects, casts_of_whole_tiles_are_those_of_c)
     }
 }
 
+/* The parts of 7 ranks in a flat buffer, whose rows and tensors begin at any element. */
+static void try_odd_parts(fsdp_dtype to_type, fsdp_dtype from_type, uint64_t seed)
+{
+    enum { RANKS = 7, WIDTH = 3 * 1531, PITCH = WIDTH + 37 };
+    case_seed(seed);
+    size_t to_skew = case_below(9), from_skew = case_below(9);
+    case_buffer from = case_tensor_at(from_type, RANKS * PITCH, from_skew);
+    case_buffer to = case_tensor_at(to_type, RANKS * PITCH, to_skew),
+                expected = case_buffer_copy(&to);
+    fsdp_rect rect = {to.data, from.data, to_type, from_type, RANKS, WIDTH, PITCH, WIDTH};
+    case_expect_success(fsdp_cuda_rects(&rect, 1, NULL));
+    rect.to = expected.data;
+    fsdp_rects_copy(&rect, 1);
+    case_expect_equal(&to, &expected, fsdp_dtype_name(to_type));
+    case_buffer_free(&from);
+    case_buffer_free(&to);
+    case_buffer_free(&expected);
+}
+
+Test(cuda_kernels_rects, parts_of_odd_numbers_of_ranks_are_those_of_c)
+{
+    static const fsdp_dtype types[] = {FSDP_F32, FSDP_BF16, FSDP_F16, FSDP_F8_E4M3FN};
+    enum { TYPES = 4, SEEDS = 8 };
+    for (uint64_t seed = 0; seed < SEEDS * TYPES * TYPES; seed++)
+        try_odd_parts(types[seed % TYPES], types[seed / TYPES % TYPES], seed);
+}
+
 /* Numbers of f64 around the middle between two neighbours of each narrow type. */
 Test(cuda_kernels_rects, casts_round_once)
 {
