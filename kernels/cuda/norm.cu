@@ -15,8 +15,7 @@ enum {
     LANES_EACH = 8, /* of a thread: 4 * n to 4 * n + 3, and those 32 lanes later */
     TEAM = LANES / LANES_EACH,
     TEAMS = FSDP_THREADS / TEAM,
-    ROWS = PIECE / LANES,
-    ROWS_AT_ONCE = 4
+    ROWS = PIECE / LANES
 };
 
 struct norm_item {
@@ -71,65 +70,81 @@ FSDP_DEVICE uint64_t lane_at(int i)
     return threadIdx.x % TEAM * 4 + i % 4 + i / 4 * (LANES / 2);
 }
 
-/* A whole piece whose address is aligned. Four rows are loaded at once. */
-template <power_kind KIND, uint32_t TYPE>
+/* A whole piece. Several rows are loaded at once. */
+template <power_kind KIND, uint32_t TYPE, bool IS_SHIFTED>
 FSDP_DEVICE void sum_whole(double lanes[LANES_EACH], const norm_item &item, uint64_t first,
                            double p)
 {
+    constexpr int AT_ONCE = IS_SHIFTED ? 2 : 4, HALVES = 2;
 #pragma unroll 1
-    for (int row = 0; row < ROWS; row += ROWS_AT_ONCE) {
-        fsdp_vector<TYPE, 4> vectors[ROWS_AT_ONCE][2];
+    for (int row = 0; row < ROWS; row += AT_ONCE) {
+        fsdp_source<TYPE, 4, IS_SHIFTED> sources[AT_ONCE * HALVES];
+        const int64_t begin = (int64_t)(first + lane_at(0)) + row * LANES;
 #pragma unroll
-        for (int i = 0; i < ROWS_AT_ONCE; i++) {
-            const int64_t at = (int64_t)(first + lane_at(0)) + (row + i) * LANES;
-            fsdp_load(&vectors[i][0], item.data, at);
-            fsdp_load(&vectors[i][1], item.data, at + LANES / 2);
-        }
+        for (int i = 0; i < AT_ONCE * HALVES; i++)
+            sources[i].load(item.data, begin + i * (LANES / HALVES));
 #pragma unroll
-        for (int i = 0; i < ROWS_AT_ONCE; i++) {
+        for (int i = 0; i < AT_ONCE * HALVES; i++) {
+            const fsdp_vector<TYPE, 4> vector =
+                sources[i].take(item.data, begin + i * (LANES / HALVES));
 #pragma unroll
-            for (int k = 0; k < LANES_EACH; k++) {
-                const float x = fsdp_get(vectors[i][k / 4], k % 4);
-                lanes[k] = take<KIND>(lanes[k], power<KIND>((double)x, p));
+            for (int k = 0; k < 4; k++) {
+                double *lane = &lanes[i % HALVES * 4 + k];
+                *lane = take<KIND>(*lane, power<KIND>((double)fsdp_get(vector, k), p));
             }
         }
     }
 }
 
-/* A piece after the end has sum 0. */
+/* The end of a tensor, or any of another type; a piece after the end has sum 0. Four elements are loaded
+ * at once. */
 template <power_kind KIND>
 FSDP_DEVICE void sum_elements(double lanes[LANES_EACH], const norm_item &item, uint64_t first,
                               double p)
 {
 #pragma unroll
-    for (int i = 0; i < LANES_EACH; i++) {
-        uint64_t at = first + lane_at(i);
+    for (int half = 0; half < LANES_EACH; half += 4) {
+        const uint64_t begin = first + lane_at(half);
 #pragma unroll 1
-        for (int row = 0; row < ROWS && at < item.count; row++, at += LANES)
-            lanes[i] = take<KIND>(
-                lanes[i], power<KIND>(fsdp_read<double>(item.data, item.type, (int64_t)at), p));
+        for (uint64_t at = begin; at < begin + PIECE && at < item.count; at += LANES) {
+            uint64_t codes[4];
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++)
+                codes[i] =
+                    at + i < item.count ? fsdp_code_at(item.data, item.type, (int64_t)(at + i)) : 0;
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) {
+                const double x = fsdp_number<double>(codes[i], item.type);
+                if (at + i < item.count)
+                    lanes[half + i] = take<KIND>(lanes[half + i], power<KIND>(x, p));
+            }
+        }
     }
 }
 
-/* Types that whole pieces of the group are summed with, else FSDP_DTYPE_NONE. */
-FSDP_DEVICE uint32_t plain_type(const norm_item &item, uint64_t begin)
+template <power_kind KIND, bool IS_SHIFTED>
+FSDP_DEVICE bool sum_plain(double lanes[LANES_EACH], const norm_item &item, uint64_t first,
+                           double p)
 {
-    bool is_known = item.type == FSDP_F32 || item.type == FSDP_BF16 || item.type == FSDP_F16;
-    bool is_whole = begin + PIECES * PIECE <= item.count && fsdp_is_aligned(item.data, 16);
-    return is_known && is_whole ? item.type : (uint32_t)FSDP_DTYPE_NONE;
+    switch (item.type) {
+    case FSDP_F32: sum_whole<KIND, FSDP_F32, IS_SHIFTED>(lanes, item, first, p); return true;
+    case FSDP_BF16: sum_whole<KIND, FSDP_BF16, IS_SHIFTED>(lanes, item, first, p); return true;
+    case FSDP_F16: sum_whole<KIND, FSDP_F16, IS_SHIFTED>(lanes, item, first, p); return true;
+    default: return false;
+    }
 }
 
 /* The sum of one piece, in the first thread of its team. */
 template <power_kind KIND>
-FSDP_DEVICE double sum_piece(const norm_item &item, uint32_t type, uint64_t first, double p)
+FSDP_DEVICE double sum_piece(const norm_item &item, uint64_t first, double p)
 {
     double lanes[LANES_EACH] = {};
-    switch (KIND == POWER_ANY ? (uint32_t)FSDP_DTYPE_NONE : type) {
-    case FSDP_F32: sum_whole<KIND, FSDP_F32>(lanes, item, first, p); break;
-    case FSDP_BF16: sum_whole<KIND, FSDP_BF16>(lanes, item, first, p); break;
-    case FSDP_F16: sum_whole<KIND, FSDP_F16>(lanes, item, first, p); break;
-    default: sum_elements<KIND>(lanes, item, first, p);
-    }
+    bool is_done = false;
+    if (KIND != POWER_ANY && first + PIECE <= item.count)
+        is_done = fsdp_is_aligned(item.data, 16) ? sum_plain<KIND, false>(lanes, item, first, p)
+                                                 : sum_plain<KIND, true>(lanes, item, first, p);
+    if (!is_done)
+        sum_elements<KIND>(lanes, item, first, p);
     return fold_lanes<KIND>(lanes);
 }
 
@@ -148,11 +163,10 @@ sum_groups(FSDP_PARAMS(norm_batch<MOST>) batch)
     const uint64_t begin = group * PIECES * PIECE;
     const uint64_t left = (item.count - begin + PIECE - 1) / PIECE;
     const uint32_t pieces = left < PIECES ? (uint32_t)left : (uint32_t)PIECES;
-    const uint32_t type = plain_type(item, begin);
 #pragma unroll 1
     for (uint32_t first = 0; first < PIECES; first += TEAMS) {
         uint32_t piece = first + threadIdx.x / TEAM;
-        double sum = sum_piece<KIND>(item, type, begin + (uint64_t)piece * PIECE, batch.shared.p);
+        double sum = sum_piece<KIND>(item, begin + (uint64_t)piece * PIECE, batch.shared.p);
         if (threadIdx.x % TEAM == 0)
             shared.sums[piece] = sum;
     }

@@ -338,6 +338,42 @@ FSDP_DEVICE fsdp_vector<TYPE, LENGTH> fsdp_take(const fsdp_vectors &around, cons
     return vector;
 }
 
+/* A thread loads a vector of a tensor, or those around it where the tensor is shifted against the others. */
+template <uint32_t TYPE, int LENGTH, bool IS_SHIFTED> struct fsdp_source;
+
+template <uint32_t TYPE, int LENGTH> struct fsdp_source<TYPE, LENGTH, false> {
+    fsdp_vector<TYPE, LENGTH> loaded;
+
+    __device__ __forceinline__ void load(const uint8_t *data, int64_t at)
+    {
+        fsdp_load(&loaded, data, at);
+    }
+
+    __device__ __forceinline__ fsdp_vector<TYPE, LENGTH> take(const uint8_t *, int64_t) const
+    {
+        return loaded;
+    }
+};
+
+template <uint32_t TYPE, int LENGTH> struct fsdp_source<TYPE, LENGTH, true> {
+    fsdp_vectors loaded;
+
+    static __device__ __forceinline__ const uint8_t *address(const uint8_t *data, int64_t at)
+    {
+        return data + at * (int64_t)fsdp_type_size(TYPE);
+    }
+
+    __device__ __forceinline__ void load(const uint8_t *data, int64_t at)
+    {
+        loaded = fsdp_load_around(address(data, at), LENGTH * fsdp_type_size(TYPE));
+    }
+
+    __device__ __forceinline__ fsdp_vector<TYPE, LENGTH> take(const uint8_t *data, int64_t at) const
+    {
+        return fsdp_take<TYPE, LENGTH>(loaded, address(data, at));
+    }
+};
+
 template <uint32_t TYPE, int LENGTH>
 FSDP_DEVICE float fsdp_get(const fsdp_vector<TYPE, LENGTH> &vector, int i)
 {

@@ -47,10 +47,16 @@ FSDP_DEVICE bool is_plain(const optim_item &item, const step_tile &tile)
         item.param == item.weights || item.param_type == FSDP_BF16 || item.param_type == FSDP_F16;
     return has_usual_param && tile.is_whole() && tile.is_aligned(item.weights, item.weight_type) &&
            tile.is_aligned(item.param, item.param_type) &&
-           tile.is_aligned(item.grad, item.grad_type) &&
            tile.is_aligned(item.moments[0], item.moment_type) &&
            tile.is_aligned(item.moments[1], item.moment_type);
 }
+
+/* The gradient of an odd number of ranks begins anywhere in the output of a reduction: its vectors are
+ * shifted then. Fewer are loaded at once, as a shifted one is two. */
+template <typename types, bool IS_SHIFTED> struct step_loads {
+    static constexpr int AT_ONCE = IS_SHIFTED ? 1 : types::VECTORS;
+    using grad = fsdp_source<types::grad, types::LENGTH, IS_SHIFTED>;
+};
 
 /* Calls take(types) for the item's types; false when whole tiles are not taken with those. */
 template <typename taker> FSDP_DEVICE bool take_with_types(const optim_item &item, taker take)
@@ -129,32 +135,34 @@ FSDP_DEVICE void adamw_one(const adamw_numbers<real> &by, real g, real *p, real 
     *v = fsdp_settled(square);
 }
 
-template <typename types>
-FSDP_DEVICE void adamw_whole(const optim_item &item, const adamw_numbers<float> &by,
-                             const step_tile &tile)
+template <typename types, bool IS_SHIFTED>
+FSDP_DEVICE void adamw_vectors(const optim_item &item, const adamw_numbers<float> &by,
+                               const step_tile &tile, int first)
 {
-    constexpr int LENGTH = types::LENGTH;
-    fsdp_vector<types::weight, LENGTH> weights[types::VECTORS];
-    fsdp_vector<types::grad, LENGTH> grads[types::VECTORS];
-    fsdp_vector<types::moment, LENGTH> moments[2][types::VECTORS];
+    using loads = step_loads<types, IS_SHIFTED>;
+    constexpr int LENGTH = types::LENGTH, AT_ONCE = loads::AT_ONCE;
+    fsdp_vector<types::weight, LENGTH> weights[AT_ONCE];
+    fsdp_vector<types::moment, LENGTH> moments[2][AT_ONCE];
+    typename loads::grad grads[AT_ONCE];
 #pragma unroll
-    for (int i = 0; i < types::VECTORS; i++) {
-        const int64_t at = tile.vector_at(i, LENGTH);
-        fsdp_load(&grads[i], item.grad, at);
+    for (int i = 0; i < AT_ONCE; i++) {
+        const int64_t at = tile.vector_at(first + i, LENGTH);
+        grads[i].load(item.grad, at);
         fsdp_load(&moments[0][i], item.moments[0], at);
         fsdp_load(&moments[1][i], item.moments[1], at);
         fsdp_load(&weights[i], item.weights, at);
     }
 #pragma unroll
-    for (int i = 0; i < types::VECTORS; i++) {
-        const int64_t at = tile.vector_at(i, LENGTH);
+    for (int i = 0; i < AT_ONCE; i++) {
+        const int64_t at = tile.vector_at(first + i, LENGTH);
+        const fsdp_vector<types::grad, LENGTH> g = grads[i].take(item.grad, at);
         float p[LENGTH], m[LENGTH], v[LENGTH];
 #pragma unroll
         for (int k = 0; k < LENGTH; k++) {
             p[k] = fsdp_get(weights[i], k);
             m[k] = fsdp_get(moments[0][i], k);
             v[k] = fsdp_get(moments[1][i], k);
-            adamw_one(by, fsdp_get(grads[i], k), &p[k], &m[k], &v[k]);
+            adamw_one(by, fsdp_get(g, k), &p[k], &m[k], &v[k]);
         }
         fsdp_store<types::moment, LENGTH>(item.moments[0], at, m);
         fsdp_store<types::moment, LENGTH>(item.moments[1], at, v);
@@ -184,8 +192,16 @@ FSDP_DEVICE void adamw_elements(const optim_item &item, const adamw_numbers<real
 FSDP_DEVICE bool adamw_plain(const optim_item &item, const adamw_numbers<float> &by,
                              const step_tile &tile)
 {
-    return is_plain(item, tile) &&
-           take_with_types(item, [&](auto types) { adamw_whole<decltype(types)>(item, by, tile); });
+    return is_plain(item, tile) && take_with_types(item, [&](auto of) {
+               using types = decltype(of);
+               if (tile.is_aligned(item.grad, item.grad_type)) {
+                   adamw_vectors<types, false>(item, by, tile, 0);
+                   return;
+               }
+#pragma unroll 1
+               for (int i = 0; i < types::VECTORS; i++)
+                   adamw_vectors<types, true>(item, by, tile, i);
+           });
 }
 
 /* f64 has no whole tiles. */
@@ -234,32 +250,34 @@ FSDP_DEVICE void sgd_one(const sgd_numbers<real> &by, real g, real *p, real *vel
     *p = fsdp_settled(*p - by.lr * x);
 }
 
-template <typename types>
-FSDP_DEVICE void sgd_whole(const optim_item &item, const sgd_numbers<float> &by,
-                           const step_tile &tile)
+template <typename types, bool IS_SHIFTED>
+FSDP_DEVICE void sgd_vectors(const optim_item &item, const sgd_numbers<float> &by,
+                             const step_tile &tile, int first)
 {
-    constexpr int LENGTH = types::LENGTH;
+    using loads = step_loads<types, IS_SHIFTED>;
+    constexpr int LENGTH = types::LENGTH, AT_ONCE = loads::AT_ONCE;
     const bool reads_momentum = by.has_momentum && !by.is_first;
-    fsdp_vector<types::weight, LENGTH> weights[types::VECTORS];
-    fsdp_vector<types::grad, LENGTH> grads[types::VECTORS];
-    fsdp_vector<types::moment, LENGTH> velocities[types::VECTORS] = {};
+    fsdp_vector<types::weight, LENGTH> weights[AT_ONCE];
+    fsdp_vector<types::moment, LENGTH> velocities[AT_ONCE] = {};
+    typename loads::grad grads[AT_ONCE];
 #pragma unroll
-    for (int i = 0; i < types::VECTORS; i++) {
-        const int64_t at = tile.vector_at(i, LENGTH);
-        fsdp_load(&grads[i], item.grad, at);
+    for (int i = 0; i < AT_ONCE; i++) {
+        const int64_t at = tile.vector_at(first + i, LENGTH);
+        grads[i].load(item.grad, at);
         fsdp_load(&weights[i], item.weights, at);
         if (reads_momentum)
             fsdp_load(&velocities[i], item.moments[0], at);
     }
 #pragma unroll
-    for (int i = 0; i < types::VECTORS; i++) {
-        const int64_t at = tile.vector_at(i, LENGTH);
+    for (int i = 0; i < AT_ONCE; i++) {
+        const int64_t at = tile.vector_at(first + i, LENGTH);
+        const fsdp_vector<types::grad, LENGTH> g = grads[i].take(item.grad, at);
         float p[LENGTH], velocity[LENGTH];
 #pragma unroll
         for (int k = 0; k < LENGTH; k++) {
             p[k] = fsdp_get(weights[i], k);
             velocity[k] = fsdp_get(velocities[i], k);
-            sgd_one(by, fsdp_get(grads[i], k), &p[k], &velocity[k]);
+            sgd_one(by, fsdp_get(g, k), &p[k], &velocity[k]);
         }
         if (by.has_momentum)
             fsdp_store<types::moment, LENGTH>(item.moments[0], at, velocity);
@@ -289,8 +307,16 @@ FSDP_DEVICE void sgd_elements(const optim_item &item, const sgd_numbers<real> &b
 FSDP_DEVICE bool sgd_plain(const optim_item &item, const sgd_numbers<float> &by,
                            const step_tile &tile)
 {
-    return is_plain(item, tile) &&
-           take_with_types(item, [&](auto types) { sgd_whole<decltype(types)>(item, by, tile); });
+    return is_plain(item, tile) && take_with_types(item, [&](auto of) {
+               using types = decltype(of);
+               if (tile.is_aligned(item.grad, item.grad_type)) {
+                   sgd_vectors<types, false>(item, by, tile, 0);
+                   return;
+               }
+#pragma unroll 1
+               for (int i = 0; i < types::VECTORS; i++)
+                   sgd_vectors<types, true>(item, by, tile, i);
+           });
 }
 
 FSDP_DEVICE bool sgd_plain(const optim_item &, const sgd_numbers<double> &, const step_tile &)

@@ -58,9 +58,10 @@ template <int TILE> struct fsdp_tile {
         return first >= 0 && (uint64_t)first + TILE <= count;
     }
 
+    /* NULL is a tensor that the item lacks. */
     __device__ __forceinline__ bool is_aligned(const uint8_t *data, uint32_t type) const
     {
-        return fsdp_is_aligned(data + first * (int64_t)fsdp_type_size(type), 16);
+        return !data || fsdp_is_aligned(data + first * (int64_t)fsdp_type_size(type), 16);
     }
 
     /* The first element of this thread's vector number i, each of `length` elements. */

@@ -190,10 +190,9 @@ FSDP_DEVICE void cast_elements(const rect_item &rect, const cast_unit &unit)
 template <uint32_t TO, uint32_t FROM>
 FSDP_DEVICE bool cast_shifted(const rect_item &rect, const tile_places &at)
 {
-    constexpr uint32_t FROM_SIZE = fsdp_type_size(FROM);
-    fsdp_vectors data[FSDP_UNITS_EACH] = {};
-    int64_t to[FSDP_UNITS_EACH];
-    const uint8_t *from[FSDP_UNITS_EACH] = {};
+    fsdp_source<FROM, CAST_UNIT, true> data[FSDP_UNITS_EACH] = {};
+    int64_t to[FSDP_UNITS_EACH], from[FSDP_UNITS_EACH];
+    bool is_whole[FSDP_UNITS_EACH] = {};
 #pragma unroll
     for (int i = 0; i < FSDP_UNITS_EACH; i++) {
         if (at.places[i].row >= (uint64_t)rect.rows)
@@ -201,15 +200,16 @@ FSDP_DEVICE bool cast_shifted(const rect_item &rect, const tile_places &at)
         const cast_unit unit = cast_unit_at(rect, at.places[i]);
         if (!unit.is_whole)
             continue;
+        is_whole[i] = true;
         to[i] = unit.to;
-        from[i] = rect.from + unit.from * (int64_t)FROM_SIZE;
-        data[i] = fsdp_load_around(from[i], CAST_UNIT * FROM_SIZE);
+        from[i] = unit.from;
+        data[i].load(rect.from, unit.from);
     }
 #pragma unroll
     for (int i = 0; i < FSDP_UNITS_EACH; i++) {
-        if (!from[i])
+        if (!is_whole[i])
             continue;
-        const fsdp_vector<FROM, CAST_UNIT> vector = fsdp_take<FROM, CAST_UNIT>(data[i], from[i]);
+        const fsdp_vector<FROM, CAST_UNIT> vector = data[i].take(rect.from, from[i]);
         float numbers[CAST_UNIT];
 #pragma unroll
         for (int k = 0; k < CAST_UNIT; k++)

@@ -35,8 +35,13 @@ static fsdp_optim_tensors point_at(const fsdp_optim_tensors *like, const case_bu
 
 static float some_master;
 
-/* Mostly numbers as in training, sometimes any codes. A skew below 0: at addresses by chance. */
-static void create_operands(tensor_case *one, int skew)
+/* Elements after a multiple of 16 bytes where operands begin; those of gradients may differ. */
+typedef struct skews {
+    size_t grad, others;
+} skews;
+
+/* Mostly numbers as in training, sometimes any codes. NULL: at addresses by chance. */
+static void create_operands(tensor_case *one, const skews *at)
 {
     fsdp_optim_tensors *tensors = &one->tensors;
     size_t count = tensors->count;
@@ -44,8 +49,8 @@ static void create_operands(tensor_case *one, int skew)
                                   tensors->moment_type, tensors->moment_type};
     bool is_usual = case_below(3) > 0;
     for (int i = 0; i < OPERANDS; i++) {
-        one->found[i] = skew < 0 ? case_tensor(types[i], count, i != 1)
-                                 : case_tensor_at(types[i], count, (size_t)skew);
+        one->found[i] = at ? case_tensor_at(types[i], count, i == 2 ? at->grad : at->others)
+                           : case_tensor(types[i], count, i != 1);
         if (is_usual)
             case_fill_usual(one->found[i].data, types[i], count, i == 4 ? 1e-4 : 0.1);
         one->expected[i] = case_buffer_copy(&one->found[i]);
@@ -64,7 +69,7 @@ static void create_case(tensor_case *one, size_t count)
     tensors->grad_type = case_below(2) == 0 ? tensors->param_type : case_float();
     tensors->moment_type = case_below(2) == 0 ? FSDP_F32 : case_float();
     tensors->master = is_half(tensors->param_type) && case_below(2) == 0 ? &some_master : NULL;
-    create_operands(one, -1);
+    create_operands(one, NULL);
 }
 
 static void check_case(tensor_case *one)
@@ -146,14 +151,14 @@ Test(cuda_kernels_optim, sgd_is_that_of_c)
     }
 }
 
-/* Tensors of three tiles and a part of one, which begin equally far from a multiple of 16 bytes:
- * whole tiles are taken by vectors, with each list of types that have a path of their own. */
-static void try_whole_tiles(const fsdp_optim_tensors *types, int skew)
+/* Tensors of three tiles and a part of one, which begin equally far from a multiple of 16 bytes, but
+ * for some gradients: whole tiles are taken by vectors, with each list of types that has a path. */
+static void try_whole_tiles(const fsdp_optim_tensors *types, const skews *at)
 {
     tensor_case one = {.tensors = *types};
     const fsdp_adamw_step adamw = random_adamw();
     one.tensors.count = 3 * 2048 + 77;
-    create_operands(&one, skew);
+    create_operands(&one, at);
     case_expect_success(fsdp_cuda_adamw(&one.tensors, 1, &adamw, NULL));
     fsdp_tensor_adamw(&one.reference, &adamw);
     check_case(&one);
@@ -161,7 +166,7 @@ static void try_whole_tiles(const fsdp_optim_tensors *types, int skew)
     const fsdp_sgd_step sgd = random_sgd();
     one.tensors = *types;
     one.tensors.count = 3 * 2048 + 77;
-    create_operands(&one, skew);
+    create_operands(&one, at);
     case_expect_success(fsdp_cuda_sgd(&one.tensors, 1, &sgd, NULL));
     fsdp_tensor_sgd(&one.reference, &sgd);
     check_case(&one);
@@ -190,7 +195,7 @@ Test(cuda_kernels_optim, whole_tiles_are_those_of_c)
     for (uint64_t seed = 0; seed < 12; seed++) {
         case_seed(seed);
         for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-            try_whole_tiles(&types[i], (int)(seed % 3));
+            try_whole_tiles(&types[i], &(skews){seed % 3 + seed / 6 * 2, seed % 3});
     }
 }
 
