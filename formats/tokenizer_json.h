@@ -7,7 +7,7 @@
  * FSDP_ERR_DAMAGED with line and column.
  *
  *   tokenizer_json.c  the members of the file; tokens, merges and added tokens
- *   tokenizer_rules.c  normalizer, pre-tokenizer, post-processor and decoder, as byte-level BPE has them
+ *   tokenizer_rules.c  normalizer, pre-tokenizer, post-processor and decoder, of each model that is read
  *   sentencepiece.c   the other file of a tokenizer, tokenizer.model (sentencepiece.h)
  *   json_part.h       values of a JSON text that are read in another order than they stand in
  *
@@ -140,5 +140,16 @@ typedef struct fsdp_unigram_rules {
  * with its name: a part does something else. The caller frees charsmap, also after a failure. */
 fsdp_status fsdp_tokenizer_json_unigram(const fsdp_tokenizer_json *file, fsdp_unigram_rules *rules_out,
                                        fsdp_error *err);
+
+/* How a WordPiece tokenizer treats text, which it cuts as BERT does. */
+typedef struct fsdp_wordpiece_rules {
+    bool lowercase;
+    int strips_accents;        /* 1, 0; -1: where it lowercases */
+    int64_t before, after;     /* the special token on either side of a text; not checked: any numbers */
+    char unknown[FSDP_PART_TYPE];      /* the token of a word that no tokens make */
+} fsdp_wordpiece_rules;
+/* Reads them. FSDP_ERR_USAGE names a part that is not BERT's. */
+fsdp_status fsdp_tokenizer_json_wordpiece(const fsdp_tokenizer_json *file, fsdp_wordpiece_rules *rules_out,
+                                          fsdp_error *err);
 
 #endif

@@ -11,7 +11,8 @@
 
 typedef struct rules_reader {
     fsdp_text_rules *rules;
-    fsdp_unigram_rules *unigram;      /* NULL: of byte-level BPE */
+    const char *model;                /* "Unigram" or "WordPiece"; NULL: byte-level BPE */
+    fsdp_unigram_rules *unigram;      /* of that model */
     bool merges, strips, cuts, marks; /* of Unigram: what its parts do with spaces */
     bool has_byte_level;              /* among the steps; the last one */
     bool has_template, has_decoder;
@@ -91,6 +92,21 @@ static fsdp_status read_string(const fsdp_json *json, fsdp_json_part part, char 
         status = fsdp_fail_memory(err, "a tokenizer");
     fsdp_json_release(&text);
     return status;
+}
+
+/* Byte-level BPE is read for training, too, and other models for llama.cpp alone. */
+static fsdp_status refuse(const rules_reader *reader, const fsdp_json *json, const char *what,
+                          const char *name, fsdp_error *err)
+{
+    char shown[200];
+    const char *remedy = reader->unigram ? "; a directory without tokenizer.json but with "
+                                           "spiece.model may have the same tokens"
+                                         : "";
+    if (!reader->model)
+        return fsdp_tokenizer_refuse(json, what, name, err);
+    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': llama.cpp has no %s '%s' for the model %s%s",
+                     json->name, what, fsdp_printable(name, strlen(name), shown, sizeof shown),
+                     reader->model, remedy);
 }
 
 /* --- normalizer --- */
@@ -226,14 +242,15 @@ enum { TEMPLATE_PIECES = 64 };
 
 /* Reads a template; the ids of its next special token go before the text, or after it. */
 typedef struct template_reader {
-    fsdp_template_ids *before, *after;
+    const rules_reader *of;
     fsdp_json_part special; /* the member special_tokens */
     int texts, pieces;
 } template_reader;
 
 static fsdp_status take_ids(template_reader *reader, fsdp_json *text, fsdp_error *err)
 {
-    fsdp_template_ids *ids = reader->texts > 0 ? reader->after : reader->before;
+    fsdp_text_rules *rules = reader->of->rules;
+    fsdp_template_ids *ids = reader->texts > 0 ? &rules->after : &rules->before;
     FSDP_TRY(fsdp_json_enter_array(text, err));
     for (;;) {
         bool more;
@@ -243,7 +260,7 @@ static fsdp_status take_ids(template_reader *reader, fsdp_json *text, fsdp_error
             return FSDP_OK;
         FSDP_TRY(fsdp_json_i64(text, &id, err));
         if (ids->count == FSDP_TEMPLATE_IDS)
-            return fsdp_tokenizer_refuse(text, "template with", "more than 64 ids", err);
+            return refuse(reader->of, text, "template with", "more than 64 ids", err);
         ids->ids[ids->count++] = id;
     }
 }
@@ -277,7 +294,7 @@ static fsdp_status take_piece_named(template_reader *reader, const fsdp_json *js
     if (!is_text)
         return take_special(reader, json, name, err);
     if (strcmp(name, "A") != 0 || reader->texts++ > 0)
-        return fsdp_tokenizer_refuse(json, "template with", "a text other than one A", err);
+        return refuse(reader->of, json, "template with", "a text other than one A", err);
     return FSDP_OK;
 }
 
@@ -289,7 +306,7 @@ static fsdp_status take_piece(template_reader *reader, fsdp_json *json, fsdp_err
     fsdp_json_part piece, parts[2] = {0}, id = {0};
     FSDP_TRY(fsdp_json_take_part(json, &piece, err));
     if (reader->pieces++ == TEMPLATE_PIECES)
-        return fsdp_tokenizer_refuse(json, "template with", "more than 64 pieces", err);
+        return refuse(reader->of, json, "template with", "more than 64 pieces", err);
     if (piece.at)
         FSDP_TRY(read_members(json, piece, &kind_members, parts, err));
     bool is_text = parts[1].at != NULL;
@@ -325,9 +342,9 @@ static fsdp_status read_template(rules_reader *reader, const fsdp_json *json, fs
     fsdp_json_members members = {names, 2, 0};
     fsdp_json_part parts[2] = {0};
     if (reader->has_template)
-        return fsdp_tokenizer_refuse(json, "post-processor", "a second TemplateProcessing", err);
+        return refuse(reader, json, "post-processor", "a second TemplateProcessing", err);
     FSDP_TRY(read_members(json, part, &members, parts, err));
-    template_reader pieces = {&reader->rules->before, &reader->rules->after, parts[1], 0, 0};
+    template_reader pieces = {.of = reader, .special = parts[1]};
     fsdp_json text = fsdp_json_part_open(json, parts[0].at ? parts[0] : part);
     if (!parts[0].at)
         return fsdp_json_fail(&text, err, "a TemplateProcessing has no single");
@@ -335,6 +352,44 @@ static fsdp_status read_template(rules_reader *reader, const fsdp_json *json, fs
     fsdp_json_release(&text);
     reader->has_template = true;
     return status;
+}
+
+/* ["[SEP]", 102] */
+static fsdp_status read_processing_id(const fsdp_json *json, fsdp_json_part part,
+                                      fsdp_template_ids *ids_out, fsdp_error *err)
+{
+    bool more;
+    fsdp_json text = fsdp_json_part_open(json, part);
+    fsdp_status st = fsdp_json_enter_array(&text, err);
+    if (st == FSDP_OK)
+        st = fsdp_json_next_item(&text, &more, err);
+    if (st == FSDP_OK)
+        st = fsdp_json_skip(&text, err);
+    if (st == FSDP_OK)
+        st = fsdp_json_next_item(&text, &more, err);
+    if (st == FSDP_OK)
+        st = fsdp_json_i64(&text, &ids_out->ids[0], err);
+    ids_out->count = 1;
+    fsdp_json_release(&text);
+    return st;
+}
+
+/* It adds [CLS] before the text, and [SEP] after it. */
+static fsdp_status read_bert_processing(rules_reader *reader, const fsdp_json *json,
+                                        fsdp_json_part part, fsdp_error *err)
+{
+    static const char *const names[] = {"cls", "sep"};
+    fsdp_json_members members = {names, 2, 0};
+    fsdp_json_part parts[2] = {0};
+    if (reader->has_template)
+        return refuse(reader, json, "post-processor", "BertProcessing after a template", err);
+    FSDP_TRY(read_members(json, part, &members, parts, err));
+    if (!parts[0].at || !parts[1].at)
+        return fsdp_json_fail(json, err, "a BertProcessing has no %s", names[parts[0].at != NULL]);
+    FSDP_TRY(read_processing_id(json, parts[0], &reader->rules->before, err));
+    FSDP_TRY(read_processing_id(json, parts[1], &reader->rules->after, err));
+    reader->has_template = true;
+    return FSDP_OK;
 }
 
 static fsdp_status read_template_part(rules_reader *reader, const fsdp_json *json,
@@ -350,7 +405,9 @@ static fsdp_status read_template_part(rules_reader *reader, const fsdp_json *jso
         return FSDP_OK; /* moves offsets, which nobody asks for */
     if (strcmp(type, "TemplateProcessing") == 0)
         return read_template(reader, json, part, err);
-    return fsdp_tokenizer_refuse(json, "post-processor", type, err);
+    if (reader->model && strcmp(type, "BertProcessing") == 0)
+        return read_bert_processing(reader, json, part, err);
+    return refuse(reader, json, "post-processor", type, err);
 }
 
 /* --- decoder --- */
@@ -390,16 +447,6 @@ fsdp_status fsdp_tokenizer_json_rules(const fsdp_tokenizer_json *file, fsdp_text
 
 /* --- Unigram ---------------------------------------------------------------------------------- */
 
-static fsdp_status refuse_unigram(const fsdp_json *json, const char *what, const char *name,
-                                  fsdp_error *err)
-{
-    char shown[200];
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s': llama.cpp has no %s '%s' for the model Unigram; a directory without "
-                     "tokenizer.json but with spiece.model may have the same tokens",
-                     json->name, what, fsdp_printable(name, strlen(name), shown, sizeof shown));
-}
-
 static fsdp_status read_charsmap(rules_reader *reader, const fsdp_json *json, fsdp_json_part part,
                                  fsdp_error *err)
 {
@@ -410,7 +457,7 @@ static fsdp_status read_charsmap(rules_reader *reader, const fsdp_json *json, fs
     char *data;
     size_t size;
     if (rules->charsmap || reader->merges || reader->strips)
-        return refuse_unigram(json, "normalizer before", "Precompiled", err);
+        return refuse(reader, json, "normalizer before", "Precompiled", err);
     FSDP_TRY(read_members(json, part, &members, &text, err));
     FSDP_TRY(read_string(json, text, &data, &size, err));
     fsdp_status status =
@@ -440,7 +487,7 @@ static fsdp_status read_replace(rules_reader *reader, const fsdp_json *json, fsd
     reader->merges = status == FSDP_OK && strcmp(texts[0], " {2,}") == 0 &&
                      (strcmp(texts[1], " ") == 0 || strcmp(texts[1], space_sign) == 0);
     if (status == FSDP_OK && !reader->merges)
-        status = refuse_unigram(json, "normalizer Replace of", texts[0], err);
+        status = refuse(reader, json, "normalizer Replace of", texts[0], err);
     fsdp_free(texts[0]);
     fsdp_free(texts[1]);
     return status;
@@ -463,7 +510,7 @@ static fsdp_status read_unigram_normalizer(rules_reader *reader, const fsdp_json
     if (strcmp(type, "Replace") == 0)
         return read_replace(reader, json, part, err);
     if (strcmp(type, "Strip") != 0)
-        return refuse_unigram(json, "normalizer", type, err);
+        return refuse(reader, json, "normalizer", type, err);
     FSDP_TRY(read_members(json, part, &members, &right, err));
     return read_flag(json, right, &reader->strips, err);
 }
@@ -487,9 +534,9 @@ static fsdp_status read_metaspace(rules_reader *reader, const fsdp_json *json, f
     if (status == FSDP_OK)
         status = read_string(json, parts[1], &texts[1], &sizes[1], err);
     if (status == FSDP_OK && strcmp(texts[0], space_sign) != 0)
-        status = refuse_unigram(json, "Metaspace with the replacement", texts[0], err);
+        status = refuse(reader, json, "Metaspace with the replacement", texts[0], err);
     else if (status == FSDP_OK && (!adds_space || strcmp(texts[1], "never") == 0))
-        status = refuse_unigram(json, "Metaspace with the prepend_scheme", "never", err);
+        status = refuse(reader, json, "Metaspace with the prepend_scheme", "never", err);
     reader->marks = true;
     fsdp_free(texts[0]);
     fsdp_free(texts[1]);
@@ -506,7 +553,7 @@ static fsdp_status read_unigram_splits(rules_reader *reader, const fsdp_json *js
     if (strcmp(type, "Metaspace") == 0 && !reader->marks)
         return read_metaspace(reader, json, part, err);
     if (strcmp(type, "WhitespaceSplit") != 0 || reader->marks)
-        return refuse_unigram(json, "pre-tokenizer", part.at ? type : "null", err);
+        return refuse(reader, json, "pre-tokenizer", part.at ? type : "null", err);
     reader->cuts = true;
     return FSDP_OK;
 }
@@ -517,10 +564,10 @@ fsdp_status fsdp_tokenizer_json_unigram(const fsdp_tokenizer_json *file,
     const fsdp_json *json = &file->json;
     const fsdp_json_part *parts = file->parts;
     fsdp_text_rules rules = {.normalizes = false};
-    rules_reader reader = {.rules = &rules, .unigram = rules_out};
+    rules_reader reader = {.rules = &rules, .model = "Unigram", .unigram = rules_out};
     *rules_out = (fsdp_unigram_rules){.charsmap = NULL};
     if (file->model.byte_fallback)
-        return refuse_unigram(json, "member", "byte_fallback", err);
+        return refuse(&reader, json, "member", "byte_fallback", err);
     if (file->model.unknown_id < 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s': the model has no unk_id, and llama.cpp needs a token for unknown "
@@ -529,13 +576,92 @@ fsdp_status fsdp_tokenizer_json_unigram(const fsdp_tokenizer_json *file,
     FSDP_TRY(read_unigram_normalizer(&reader, json, parts[FSDP_PART_NORMALIZER], err));
     FSDP_TRY(read_unigram_splits(&reader, json, parts[FSDP_PART_PRE_TOKENIZER], err));
     if (!reader.marks)
-        return refuse_unigram(json, "pre-tokenizer without", "Metaspace", err);
+        return refuse(&reader, json, "pre-tokenizer without", "Metaspace", err);
     if (!reader.cuts && !(reader.merges && reader.strips))
-        return refuse_unigram(json, "pre-tokenizer that keeps several spaces after", "Metaspace",
-                              err);
+        return refuse(&reader, json, "pre-tokenizer that keeps several spaces after", "Metaspace",
+                      err);
     FSDP_TRY(read_template_part(&reader, json, parts[FSDP_PART_POST_PROCESSOR], err));
     rules_out->cuts_words = rules_out->cuts_words || reader.cuts;
     rules_out->before = rules.before;
     rules_out->after = rules.after;
     return FSDP_OK;
+}
+
+/* --- WordPiece ------------------------------------------------------------------------------ */
+
+/* BERT's normalizer: a flag that is absent is set. */
+static fsdp_status read_bert_normalizer(const rules_reader *reader, const fsdp_json *json,
+                                        fsdp_json_part part, fsdp_wordpiece_rules *rules,
+                                        fsdp_error *err)
+{
+    static const char *const names[] = {"lowercase", "strip_accents", "clean_text",
+                                        "handle_chinese_chars"};
+    fsdp_json_members members = {names, 4, 0};
+    fsdp_json_part parts[4] = {0};
+    char type[FSDP_PART_TYPE];
+    bool strips = false, cleans = true, cuts_chinese = true;
+    FSDP_TRY(fsdp_json_part_type(json, part, type, err));
+    if (strcmp(type, "BertNormalizer") != 0)
+        return refuse(reader, json, "normalizer", part.at ? type : "null", err);
+    FSDP_TRY(read_members(json, part, &members, parts, err));
+    rules->lowercase = true;
+    FSDP_TRY(read_flag(json, parts[0], &rules->lowercase, err));
+    FSDP_TRY(read_flag(json, parts[1], &strips, err));
+    FSDP_TRY(read_flag(json, parts[2], &cleans, err));
+    FSDP_TRY(read_flag(json, parts[3], &cuts_chinese, err));
+    rules->strips_accents = parts[1].at ? strips : -1;
+    if (!cleans || !cuts_chinese)
+        return refuse(reader, json, "normalizer without",
+                      cleans ? "handle_chinese_chars" : "clean_text", err);
+    return FSDP_OK;
+}
+
+static fsdp_status check_bert_words(const rules_reader *reader, const fsdp_json *json,
+                                    fsdp_json_part part, fsdp_error *err)
+{
+    char type[FSDP_PART_TYPE];
+    FSDP_TRY(fsdp_json_part_type(json, part, type, err));
+    return strcmp(type, "BertPreTokenizer") == 0
+               ? FSDP_OK
+               : refuse(reader, json, "pre-tokenizer", part.at ? type : "null", err);
+}
+
+static fsdp_status read_pieces(const rules_reader *reader, const fsdp_json *json,
+                               fsdp_json_part part, fsdp_wordpiece_rules *rules, fsdp_error *err)
+{
+    static const char *const names[] = {"continuing_subword_prefix", "unk_token"};
+    fsdp_json_members members = {names, 2, 0};
+    fsdp_json_part parts[2] = {0};
+    char *prefix, *unknown = NULL;
+    size_t size;
+    FSDP_TRY(read_members(json, part, &members, parts, err));
+    FSDP_TRY(read_string(json, parts[0], &prefix, &size, err));
+    fsdp_status st = read_string(json, parts[1], &unknown, &size, err);
+    if (st == FSDP_OK && strcmp(prefix, "##") != 0)
+        st = refuse(reader, json, "continuing_subword_prefix", prefix, err);
+    else if (st == FSDP_OK && (size == 0 || size >= sizeof rules->unknown))
+        st = refuse(reader, json, "unk_token", unknown, err);
+    else if (st == FSDP_OK)
+        memcpy(rules->unknown, unknown, size + 1);
+    fsdp_free(unknown);
+    fsdp_free(prefix);
+    return st;
+}
+
+fsdp_status fsdp_tokenizer_json_wordpiece(const fsdp_tokenizer_json *file,
+                                          fsdp_wordpiece_rules *rules_out, fsdp_error *err)
+{
+    const fsdp_json *json = &file->json;
+    const fsdp_json_part *parts = file->parts;
+    fsdp_text_rules around = {.normalizes = false};
+    rules_reader reader = {.rules = &around, .model = "WordPiece"};
+    *rules_out = (fsdp_wordpiece_rules){.lowercase = true};
+    FSDP_TRY(read_bert_normalizer(&reader, json, parts[FSDP_PART_NORMALIZER], rules_out, err));
+    FSDP_TRY(check_bert_words(&reader, json, parts[FSDP_PART_PRE_TOKENIZER], err));
+    FSDP_TRY(read_template_part(&reader, json, parts[FSDP_PART_POST_PROCESSOR], err));
+    if (around.before.count != 1 || around.after.count != 1)
+        return refuse(&reader, json, "template without", "a token on each side of the text", err);
+    rules_out->before = around.before.ids[0];
+    rules_out->after = around.after.ids[0];
+    return read_pieces(&reader, json, parts[FSDP_PART_MODEL], rules_out, err);
 }
