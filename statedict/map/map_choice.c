@@ -571,6 +571,17 @@ static void list_types(const char *layout, fsdp_text *out)
         }
 }
 
+/* The built-in map that takes models of the type to the layout; NULL: there is none. */
+static const fsdp_builtin_map *map_for_type(const char *layout, const char *type)
+{
+    const fsdp_builtin_map *map;
+    for (size_t i = 0; (map = fsdp_map_builtin_at(i)) != NULL; i++)
+        if (strcmp(map->layouts[0], layout) == 0 && map->types[0] &&
+            fsdp_map_types_have(map->types, type))
+            return map;
+    return NULL;
+}
+
 static fsdp_status refuse_type(const map_choice *choice, const named_target *target,
                                fsdp_error *err)
 {
@@ -581,6 +592,13 @@ static fsdp_status refuse_type(const map_choice *choice, const named_target *tar
                          "cannot write '%s' as %s: its config.json says that its weights are "
                          "quantized, and no map takes those; make plain ones with --dequant bf16",
                          choice->from->path, target->title);
+    const fsdp_builtin_map *known = map_for_type(target->layout, choice->kind.type);
+    if (known)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot write '%s' as %s: the map '%s' does not take all of its tensors; "
+                         "list those with --map %s, and leave out what is not needed with --drop "
+                         "REGEX",
+                         choice->from->path, target->title, known->name, known->name);
     list_types(target->layout, &types);
     fsdp_status st =
         types.failed
