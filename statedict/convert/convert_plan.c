@@ -675,6 +675,25 @@ static void keep_full(convert_job *job, const fsdp_checkpoint *source)
     job->kind = job->format->caps.has_kinds ? FSDP_FULL : job->kind;
 }
 
+/* A config.json that was made of the source goes along, and so do other files that pairs of GGUF make. */
+static fsdp_status find_copies(convert_job *job, const fsdp_checkpoint *source, fsdp_error *err)
+{
+    const bool goes_along = job->config.text && !job->config.path && job->facts.is_mapped;
+    fsdp_gguf_files made = {.count = 0};
+    const fsdp_copies_places places = {.from = job->from->path,
+                                       .to = job->to,
+                                       .sd = job->from->manifest.sd,
+                                       .config = &job->config,
+                                       .made = &made,
+                                       .copies_made = goes_along,
+                                       .unties = job->unties};
+    fsdp_status st = goes_along ? fsdp_gguf_make_files(source->manifest.sd, &made, err) : FSDP_OK;
+    if (st == FSDP_OK)
+        st = fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err);
+    fsdp_gguf_files_release(&made);
+    return st;
+}
+
 static fsdp_status select_entries(convert_job *job, const char *from, fsdp_convert_plan *plan,
                                   fsdp_error *err)
 {
@@ -690,14 +709,7 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
         FSDP_TRY(fsdp_checkpoint_carry_values(source, job->format->caps.classes, err));
     FSDP_TRY(find_copy_from(job, err));
     FSDP_TRY(derive_source(job, source, err));
-    const bool is_made = job->config.text && !job->config.path;
-    const fsdp_copies_places places = {job->from->path,
-                                       job->to,
-                                       job->from->manifest.sd,
-                                       &job->config,
-                                       is_made && job->facts.is_mapped,
-                                       job->unties};
-    FSDP_TRY(fsdp_copies_open(job->io, &job->opts, &places, &job->copies, err));
+    FSDP_TRY(find_copies(job, source, err));
     FSDP_TRY(fit_names(job, err));
     FSDP_TRY(describe_target(job, plan, err));
     FSDP_TRY(keep_metadata(job, plan, err));

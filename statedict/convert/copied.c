@@ -4,6 +4,7 @@
 #include "base/data/json.h"
 #include "formats/frameworks.h"
 #include "formats/source.h"
+#include "statedict/gguf_model/gguf_values.h"
 #include "kernels/kernels.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/derive/adapter.h"
@@ -356,6 +357,10 @@ static fsdp_status carry_files(fsdp_copies *copies, const fsdp_copies_places *pl
     const fsdp_config_file *made = places->copies_made ? places->config : NULL;
     if (made)
         FSDP_TRY(carry_text(copies, made->text, made->size, "config.json", err));
+    for (size_t i = 0; made && i < places->made->count; i++) {
+        const fsdp_gguf_file *file = &places->made->items[i];
+        FSDP_TRY(carry_text(copies, file->text.data, file->text.size, file->name, err));
+    }
     for (size_t i = made ? 1 : 0; i < sizeof names / sizeof *names; i++) {
         const fsdp_value *value = find_value(places->sd, names[i][0]);
         if (value)

@@ -46,6 +46,7 @@ typedef struct fsdp_copies_places {
     const char *from, *to;
     const fsdp_sd *sd;         /* of the source */
     const fsdp_config_file *config;
+    const struct fsdp_gguf_files *made;        /* other files that were made of the source */
     bool copies_made;          /* config was made of the source, and goes along */
     bool unties;               /* an adapter made an output of its own */
 } fsdp_copies_places;

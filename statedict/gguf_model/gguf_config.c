@@ -43,10 +43,10 @@ typedef struct model_config {
 /* Numbers that tensors tell, the first ones of every model: a default of transformers does not count. */
 enum { NEEDED = 4 };
 static const char *const of_tensors[] = {
-    "block_count",          "embedding_length",          "attention.head_count",
-    "context_length",       "feed_forward_length",       "attention.head_count_kv",
-    "attention.key_length", "attention.value_length",    "vocab_size",
-    "expert_count",         "expert_feed_forward_length"};
+    "block_count",          "embedding_length",           "attention.head_count",
+    "context_length",       "feed_forward_length",        "attention.head_count_kv",
+    "attention.key_length", "attention.value_length",     "vocab_size",
+    "expert_count",         "expert_feed_forward_length", "tokenizer.ggml.token_type_count"};
 
 static bool is_of_tensors(const char *key)
 {
@@ -276,6 +276,7 @@ static fsdp_status take_dims(const model_config *config, const fsdp_sd *sd, fsdp
         {"token_embd.weight", 0, "vocab_size"},
         {"token_embd.weight", 1, "embedding_length"},
         {"position_embd.weight", 0, "context_length"},
+        {"token_types.weight", 0, "tokenizer.ggml.token_type_count"},
         {is_packed ? "blk.0.ffn_down.weight" : "blk.0.ffn_up.weight", is_packed, inner},
         {"blk.0.ffn_up_exps.weight", 0, "expert_count"},
         {"blk.0.ffn_up_exps.weight", 1, find_number(config, of_experts) ? of_experts : inner},
@@ -500,7 +501,18 @@ static fsdp_status check_fixed_layers(const model_config *config, const fsdp_ggu
     return FSDP_OK;
 }
 
-/* Members for which llama.cpp has one number in all models of the family. */
+static fsdp_status check_fixed_word(const model_config *config, const fsdp_gguf_fixed *fixed,
+                                    fsdp_error *err)
+{
+    const char *word = fsdp_config_word(config->json, fixed->member);
+    if (!word || strcmp(word, fixed->number) == 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' says %s '%.64s', but llama.cpp computes every '%s' with '%s'",
+                     config->path, fixed->member, word, config->architecture, fixed->number);
+}
+
+/* Members for which llama.cpp has one number, or one word, in all models of the family. */
 static fsdp_status check_fixed(const model_config *config, fsdp_error *err)
 {
     const fsdp_gguf_names *gguf = &config->family->gguf;
@@ -509,6 +521,10 @@ static fsdp_status check_fixed(const model_config *config, fsdp_error *err)
         double number, wanted;
         if (describe(config, fixed->member)->kind == FSDP_MEMBER_REALS) {
             FSDP_TRY(check_fixed_list(config, fixed, err));
+            continue;
+        }
+        if (describe(config, fixed->member)->kind == FSDP_MEMBER_WORD) {
+            FSDP_TRY(check_fixed_word(config, fixed, err));
             continue;
         }
         if (strstr(fixed->number, "layer ")) {
@@ -888,8 +904,8 @@ static fsdp_status check_told(const model_config *config, fsdp_error *err)
 static fsdp_status add_number(fsdp_named_values *out, const char *architecture, const char *key,
                               double number, fsdp_member_kind kind, fsdp_error *err)
 {
-    char name[128];
-    snprintf(name, sizeof name, "%s.%s", architecture, key);
+    char name[FSDP_GGUF_KEY];
+    fsdp_gguf_spell_key(name, architecture, key);
     fsdp_value value = kind == FSDP_MEMBER_REAL   ? fsdp_value_f64((double)(float)number)
                        : kind == FSDP_MEMBER_FLAG ? fsdp_value_bool(number != 0)
                                                   : fsdp_value_i64((int64_t)number);
@@ -1005,7 +1021,7 @@ static fsdp_status make_pairs(model_config *config, const fsdp_gguf_model *model
     FSDP_TRY(read_numbers(config, err));
     FSDP_TRY(compute_numbers(config, err));
     *tokens_out = (fsdp_gguf_tokens){.pre = config->family->gguf.pre,
-                                     .unigram = config->family->gguf.unigram};
+                                     .tokenizer = config->family->gguf.tokenizer};
     FSDP_TRY(read_token(config, "bos_token_id", &tokens_out->bos, err));
     FSDP_TRY(read_token(config, "eos_token_id", &tokens_out->eos, err));
     FSDP_TRY(read_token(config, "pad_token_id", &tokens_out->pad, err));

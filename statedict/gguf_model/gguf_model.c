@@ -13,18 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const fsdp_value *find_value(const fsdp_sd *sd, const char *name)
-{
-    int64_t at = fsdp_sd_find(sd, name, strlen(name));
-    const fsdp_entry *entry = at < 0 ? NULL : fsdp_sd_at(sd, (size_t)at);
-    return entry && entry->kind == FSDP_ENTRY_VALUE ? &entry->value : NULL;
-}
-
 static const fsdp_value *find_below(const fsdp_sd *sd, const char *architecture, const char *key)
 {
-    char name[128];
-    snprintf(name, sizeof name, "%s.%s", architecture, key);
-    return find_value(sd, name);
+    char name[FSDP_GGUF_KEY];
+    fsdp_gguf_spell_key(name, architecture, key);
+    return fsdp_gguf_pair(sd, name);
 }
 
 /* GGUF's floats are f32: the fewest digits that come back as the same one. */
@@ -469,10 +462,10 @@ static void add_tensors(const fsdp_sd *sd, fsdp_text *out)
                                             {"tokenizer.ggml.eos_token_id", "eos_token_id"},
                                             {"tokenizer.ggml.padding_token_id", "pad_token_id"}};
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
-        if (is_number(find_value(sd, tokens[i][0])))
-            add_member(out, tokens[i][1], find_value(sd, tokens[i][0]));
+        if (is_number(fsdp_gguf_pair(sd, tokens[i][0])))
+            add_member(out, tokens[i][1], fsdp_gguf_pair(sd, tokens[i][0]));
     if (!is_number(
-            find_value(sd, tokens[2][0]))) /* transformers' own may be beyond the vocabulary */
+            fsdp_gguf_pair(sd, tokens[2][0]))) /* transformers' own may be beyond the vocabulary */
         fsdp_text_addf(out, ",\n  \"%s\": null", tokens[2][1]);
     int64_t table = fsdp_sd_find(sd, "token_embd.weight", strlen("token_embd.weight"));
     const fsdp_entry *entry = table < 0 ? NULL : fsdp_sd_at(sd, (size_t)table);
@@ -541,7 +534,7 @@ static fsdp_status add_windows(const fsdp_sd *sd, const fsdp_gguf_names *gguf, f
 static fsdp_status find_family(const fsdp_sd *sd, fsdp_arena *arena,
                                const fsdp_architecture **family_out, fsdp_error *err)
 {
-    const fsdp_value *named = find_value(sd, "general.architecture");
+    const fsdp_value *named = fsdp_gguf_pair(sd, "general.architecture");
     const char *architecture =
         named && named->kind == FSDP_VALUE_STRING ? named->as.bytes.data : "";
     bool has_experts = is_number(find_below(sd, architecture, "expert_count"));

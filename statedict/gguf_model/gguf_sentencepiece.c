@@ -116,7 +116,7 @@ static fsdp_status take_model(fsdp_gguf_vocab *vocab, const fsdp_sentencepiece *
     vocab->own_ids[FSDP_GGUF_EOS] = model->eos;
     vocab->own_ids[FSDP_GGUF_UNK] = model->unk;
     vocab->own_ids[FSDP_GGUF_PAD] = model->pad;
-    return vocab->unigram.name && model->model == FSDP_PIECE_UNIGRAM
+    return vocab->family == FSDP_TOKENS_UNIGRAM && model->model == FSDP_PIECE_UNIGRAM
                ? take_unigram(vocab, model, err)
                : FSDP_OK;
 }

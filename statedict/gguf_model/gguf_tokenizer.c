@@ -1,7 +1,7 @@
 /*
  * The tokenizer of a model as key-value pairs of GGUF: see gguf_values.h. tokenizer.json has the tokens
  * and merges, tokenizer_config.json the special ones and the chat template. A directory without
- * tokenizer.json has the tokens in tokenizer.model or spiece.model, added_tokens.json and
+ * tokenizer.json has the tokens in tokenizer.model, spiece.model or vocab.txt, added_tokens.json and
  * tokenizer_config.json.
  */
 #include "statedict/gguf_model/gguf_vocab.h"
@@ -15,6 +15,208 @@
 #include <string.h>
 
 enum { LARGEST_FILE = 256 << 20, LARGEST_CONFIG = 16 << 20 };
+
+/* --- WordPiece: tokens as llama.cpp spells them, and what vocab.txt says ------------------------ */
+
+enum {
+    WORD_SIGN = sizeof FSDP_GGUF_WORD_SIGN - 1,
+    CONTINUATION = sizeof FSDP_GGUF_CONTINUATION - 1
+};
+
+static bool begins(const char *text, size_t size, const char *with)
+{
+    return size >= strlen(with) && memcmp(text, with, strlen(with)) == 0;
+}
+
+static fsdp_status take_wordpiece(fsdp_gguf_vocab *vocab, const fsdp_tokenizer_json *file,
+                                  fsdp_error *err)
+{
+    vocab->is_wordpiece = true;
+    FSDP_TRY(fsdp_tokenizer_json_wordpiece(file, &vocab->words, err));
+    vocab->own_ids[FSDP_GGUF_CLS] = vocab->words.before;
+    vocab->own_ids[FSDP_GGUF_SEP] = vocab->words.after;
+    const char *unknown = vocab->words.unknown;
+    const uint64_t *id = fsdp_name_table_find(&vocab->ids, unknown, strlen(unknown));
+    char shown[100];
+    if (!id)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': the unk_token '%s' is not in the vocabulary",
+                         vocab->path,
+                         fsdp_printable(unknown, strlen(unknown), shown, sizeof shown));
+    vocab->own_ids[FSDP_GGUF_UNK] = (int64_t)*id;
+    return FSDP_OK;
+}
+
+/* A token is a line. */
+static fsdp_status take_word_list(fsdp_gguf_vocab *vocab, const char *text, size_t size,
+                                  fsdp_error *err)
+{
+    const fsdp_gguf_token like = {.score = FSDP_GGUF_NO_SCORE, .type = FSDP_GGUF_NORMAL};
+    const char *end = text + size;
+    vocab->is_wordpiece = vocab->is_word_list = true;
+    vocab->words = (fsdp_wordpiece_rules){.lowercase = true, .strips_accents = -1};
+    for (int64_t id = 0; text < end; id++) {
+        const char *line_end = memchr(text, '\n', (size_t)(end - text));
+        line_end = line_end ? line_end : end;
+        size_t n = (size_t)(line_end - text);
+        n -= n > 0 && text[n - 1] == '\r';
+        if (!fsdp_utf8_valid(text, n) || memchr(text, '\0', n))
+            return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': line %" PRId64 " is not UTF-8",
+                             vocab->path, id + 1);
+        const uint64_t *same = fsdp_name_table_find(&vocab->ids, text, n);
+        if (same)
+            return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                             "'%s': lines %" PRIu64 " and %" PRId64 " are the same token",
+                             vocab->path, *same + 1, id + 1);
+        FSDP_TRY(fsdp_gguf_vocab_set(vocab, id, text, n, &like, err));
+        text = line_end + (line_end < end);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status add_to_wordpiece(fsdp_gguf_vocab *vocab, int64_t id, const char *text,
+                                    size_t size, bool is_special, fsdp_error *err)
+{
+    const fsdp_gguf_token like = {.score = FSDP_GGUF_NO_SCORE,
+                                  .type = is_special ? FSDP_GGUF_CONTROL : FSDP_GGUF_USER_DEFINED};
+    const uint64_t *known = fsdp_name_table_find(&vocab->ids, text, size);
+    bool is_taken = id >= 0 && id < (int64_t)vocab->count && vocab->tokens[id].text;
+    char shown[100];
+    if (known ? (int64_t)*known != id : is_taken)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s': the added token '%s' has the number %" PRId64
+                         ", but vocab.txt says otherwise",
+                         vocab->path, fsdp_printable(text, size, shown, sizeof shown), id);
+    return fsdp_gguf_vocab_set(vocab, id, text, size, &like, err);
+}
+
+/* tokenizer.json says it already, and programs differ in which of the two they believe. */
+static fsdp_status set_word_rule(fsdp_gguf_vocab *vocab, fsdp_gguf_word_rule rule, bool is_set,
+                                 fsdp_error *err)
+{
+    static const char *const names[] = {"do_lower_case", "strip_accents", "tokenize_chinese_chars"};
+    fsdp_wordpiece_rules *words = &vocab->words;
+    if (!vocab->is_wordpiece)
+        return FSDP_OK;
+    if (rule == FSDP_GGUF_CUTS_CHINESE && !is_set)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' says tokenize_chinese_chars false, but llama.cpp makes each of "
+                         "these letters a word",
+                         vocab->path);
+    if (rule == FSDP_GGUF_CUTS_CHINESE)
+        return FSDP_OK;
+    bool is_known = rule == FSDP_GGUF_LOWERCASE || words->strips_accents < 0
+                        ? words->lowercase
+                        : words->strips_accents > 0;
+    if (!vocab->is_word_list)
+        return is_known == is_set
+                   ? FSDP_OK
+                   : fsdp_fail(
+                         err, FSDP_ERR_USAGE,
+                         "'%s' says %s %s, but tokenizer.json says the opposite; make them agree",
+                         vocab->path, names[rule], is_set ? "true" : "false");
+    if (rule == FSDP_GGUF_LOWERCASE)
+        words->lowercase = is_set;
+    else
+        words->strips_accents = is_set;
+    return FSDP_OK;
+}
+
+/* BERT's, where tokenizer_config.json names none. */
+static const char *const usual[FSDP_GGUF_SPECIALS] = {[FSDP_GGUF_UNK] = "[UNK]",
+                                                      [FSDP_GGUF_PAD] = "[PAD]",
+                                                      [FSDP_GGUF_SEP] = "[SEP]",
+                                                      [FSDP_GGUF_CLS] = "[CLS]",
+                                                      [FSDP_GGUF_MASK] = "[MASK]"};
+
+static bool is_token(const fsdp_gguf_vocab *vocab, int64_t id)
+{
+    return id >= 0 && id < (int64_t)vocab->count && vocab->tokens[id].text;
+}
+
+/* llama.cpp has numbers of its own for those that a file does not name. */
+static fsdp_status complete_specials(fsdp_gguf_vocab *vocab, fsdp_error *err)
+{
+    static const fsdp_gguf_special needed[] = {FSDP_GGUF_CLS, FSDP_GGUF_SEP, FSDP_GGUF_UNK};
+    for (int i = 0; i < FSDP_GGUF_SPECIALS; i++) {
+        const uint64_t *id =
+            usual[i] ? fsdp_name_table_find(&vocab->ids, usual[i], strlen(usual[i])) : NULL;
+        if (vocab->own_ids[i] >= 0)
+            vocab->ids_of[i] = vocab->own_ids[i]; /* with which text is encoded */
+        else if (vocab->ids_of[i] < 0 && id)
+            vocab->ids_of[i] = (int64_t)*id;
+        if (vocab->is_word_list && is_token(vocab, vocab->ids_of[i]))
+            vocab->tokens[vocab->ids_of[i]].type = FSDP_GGUF_CONTROL;
+    }
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
+        if (!is_token(vocab, vocab->ids_of[needed[i]]))
+            return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                             "'%s': the tokenizer has no token that stands for %s, which llama.cpp "
+                             "needs",
+                             vocab->path, usual[needed[i]]);
+    vocab->ids_of[FSDP_GGUF_BOS] = vocab->ids_of[FSDP_GGUF_CLS];
+    vocab->ids_of[FSDP_GGUF_EOS] = vocab->ids_of[FSDP_GGUF_SEP];
+    return FSDP_OK;
+}
+
+/* Added tokens are looked for in the text itself. Others have the sign where they begin a word, and lose the
+ * '##' where they continue one. */
+static fsdp_status spell(fsdp_gguf_vocab *vocab, fsdp_gguf_token *token, fsdp_error *err)
+{
+    char shown[100];
+    if (token->type == FSDP_GGUF_CONTROL || token->type == FSDP_GGUF_USER_DEFINED)
+        return FSDP_OK;
+    if (begins(token->text, token->size, FSDP_GGUF_CONTINUATION)) {
+        token->text += CONTINUATION;
+        token->size -= CONTINUATION;
+        if (!begins(token->text, token->size, FSDP_GGUF_WORD_SIGN))
+            return FSDP_OK;
+        fsdp_printable(token->text, token->size, shown, sizeof shown);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s': llama.cpp would take the token '##%s' for the beginning of a word",
+                         vocab->path, shown);
+    }
+    char *text = fsdp_arena_alloc(&vocab->arena, token->size + WORD_SIGN + 1, 1);
+    if (!text)
+        return fsdp_fail_memory(err, vocab->path);
+    memcpy(text, FSDP_GGUF_WORD_SIGN, WORD_SIGN);
+    memcpy(text + WORD_SIGN, token->text, token->size);
+    token->text = text;
+    token->size += WORD_SIGN;
+    return FSDP_OK;
+}
+
+static fsdp_status spell_wordpieces(fsdp_gguf_vocab *vocab, fsdp_error *err)
+{
+    char shown[100];
+    FSDP_TRY(complete_specials(vocab, err));
+    fsdp_name_table_clear(&vocab->ids);
+    for (size_t id = 0; id < vocab->count; id++) {
+        fsdp_gguf_token *token = &vocab->tokens[id];
+        FSDP_TRY(spell(vocab, token, err));
+        const uint64_t *same = fsdp_name_table_find(&vocab->ids, token->text, token->size);
+        if (same)
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "'%s': llama.cpp would spell the tokens %" PRIu64
+                             " and %zu alike, as '%s'",
+                             vocab->path, *same, id,
+                             fsdp_printable(token->text, token->size, shown, sizeof shown));
+        if (!fsdp_name_table_put(&vocab->ids, token->text, token->size, id))
+            return fsdp_fail_memory(err, vocab->path);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status add_word_rules(const fsdp_gguf_vocab *vocab, fsdp_named_values *out,
+                                  fsdp_error *err)
+{
+    const fsdp_wordpiece_rules *words = &vocab->words;
+    fsdp_value value = fsdp_value_bool(words->lowercase);
+    FSDP_TRY(fsdp_named_values_add(out, FSDP_GGUF_LOWERCASE_KEY, &value, err));
+    value = fsdp_value_bool(words->strips_accents > 0);
+    return words->strips_accents < 0
+               ? FSDP_OK
+               : fsdp_named_values_add(out, FSDP_GGUF_STRIPS_KEY, &value, err);
+}
 
 /* --- tokenizer.json --------------------------------------------------------------------------- */
 
@@ -30,9 +232,8 @@ static fsdp_status take_added(void *context, const fsdp_json *json, const fsdp_a
 /* A space in a token but for its beginning, by SentencePiece's sign. */
 static bool spans_words(const fsdp_file_token *token)
 {
-    static const char sign[] = "\xE2\x96\x81";
     return token->size > 0 &&
-           memmem(token->text + 1, token->size - 1, sign, sizeof sign - 1) != NULL;
+           memmem(token->text + 1, token->size - 1, FSDP_GGUF_WORD_SIGN, WORD_SIGN) != NULL;
 }
 
 /* A token of the model that is an added token, too, has the type of that. */
@@ -85,10 +286,12 @@ static fsdp_status take_file_parts(fsdp_gguf_vocab *vocab, const fsdp_tokenizer_
 {
     vocab->is_unigram = file->model.is_scored;
     vocab->has_bytes = file->model.byte_fallback;
-    if (vocab->is_unigram && vocab->unigram.name)
+    if (vocab->is_unigram && vocab->family == FSDP_TOKENS_UNIGRAM)
         FSDP_TRY(take_unigram(vocab, file, err));
     FSDP_TRY(fsdp_tokenizer_json_added(file, take_added, vocab, err));
     FSDP_TRY(fsdp_tokenizer_json_tokens(file, take_token, vocab, err));
+    if (strcmp(file->model.type, "WordPiece") == 0)
+        return take_wordpiece(vocab, file, err);
     if (vocab->unigram.is_used && file->model.unknown_id >= (int64_t)vocab->count)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': unk_id is %" PRId64 " of %zu tokens",
                          vocab->path, file->model.unknown_id, vocab->count);
@@ -106,7 +309,15 @@ static fsdp_status read_tokenizer(fsdp_gguf_vocab *vocab, const char *text, size
     return st;
 }
 
-/* --- tokens next to tokenizer.model ------------------------------------------------------------ */
+/* --- tokens next to tokenizer.model and vocab.txt ------------------------------------------------ */
+
+static fsdp_status add_token(fsdp_gguf_vocab *vocab, int64_t id, const char *text, size_t size,
+                             bool is_special, fsdp_error *err)
+{
+    return vocab->is_word_list
+               ? add_to_wordpiece(vocab, id, text, size, is_special, err)
+               : fsdp_gguf_add_to_sentencepiece(vocab, id, text, size, is_special, err);
+}
 
 /* added_tokens.json: {"<tool>": 32000, ...} */
 static fsdp_status read_added_list(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_named_values *out,
@@ -127,7 +338,7 @@ static fsdp_status read_added_list(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp
         if (vocab->scratch.failed)
             return fsdp_fail_memory(err, vocab->path);
         FSDP_TRY(fsdp_json_i64(json, &id, err));
-        FSDP_TRY(fsdp_gguf_add_to_sentencepiece(vocab, id, vocab->scratch.data, size, false, err));
+        FSDP_TRY(add_token(vocab, id, vocab->scratch.data, size, false, err));
     }
 }
 
@@ -162,8 +373,7 @@ static fsdp_status take_decoder(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_er
             return FSDP_OK;
         FSDP_TRY(read_id(json, key, size, &id, err));
         FSDP_TRY(fsdp_read_added_token(json, &vocab->scratch, &token, err));
-        FSDP_TRY(
-            fsdp_gguf_add_to_sentencepiece(vocab, id, token.text, token.size, token.special, err));
+        FSDP_TRY(add_token(vocab, id, token.text, token.size, token.special, err));
     }
 }
 
@@ -249,18 +459,47 @@ static fsdp_status take_space_prefix(fsdp_json *json, fsdp_gguf_vocab *vocab, fs
     return FSDP_OK;
 }
 
-/* The last two members are there for tokenizer.model; tokenizer.json has its own. */
+static fsdp_status take_word_rule(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_gguf_word_rule rule,
+                                  fsdp_error *err)
+{
+    bool is_set;
+    if (fsdp_json_peek(json) != FSDP_JSON_BOOL)
+        return fsdp_json_skip(json, err);
+    FSDP_TRY(fsdp_json_bool(json, &is_set, err));
+    return set_word_rule(vocab, rule, is_set, err);
+}
+
+/* The last two members are there for tokenizer.model and vocab.txt; tokenizer.json has its own. */
 static fsdp_status read_config(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_named_values *out,
                                fsdp_error *err)
 {
-    enum { ADD_BOS = FSDP_GGUF_SPECIALS, ADD_EOS, TEMPLATE, DECODER, SPACE_PREFIX, MEMBERS };
-    static const char *const names[MEMBERS] = {
-        "bos_token",       "eos_token",     "unk_token",
-        "pad_token",       "sep_token",     "add_bos_token",
-        "add_eos_token",   "chat_template", "added_tokens_decoder",
-        "add_prefix_space"};
+    enum {
+        ADD_BOS = FSDP_GGUF_SPECIALS,
+        ADD_EOS,
+        TEMPLATE,
+        WORD_RULE,
+        DECODER = WORD_RULE + FSDP_GGUF_WORD_RULES,
+        SPACE_PREFIX,
+        MEMBERS
+    };
+    static const char *const names[MEMBERS] = {"bos_token",
+                                               "eos_token",
+                                               "unk_token",
+                                               "pad_token",
+                                               "sep_token",
+                                               "cls_token",
+                                               "mask_token",
+                                               "add_bos_token",
+                                               "add_eos_token",
+                                               "chat_template",
+                                               "do_lower_case",
+                                               "strip_accents",
+                                               "tokenize_chinese_chars",
+                                               "added_tokens_decoder",
+                                               "add_prefix_space"};
     fsdp_json_members members = {.names = names,
-                                 .count = vocab->is_sentencepiece ? MEMBERS : DECODER};
+                                 .count = vocab->is_sentencepiece || vocab->is_word_list ? MEMBERS
+                                                                                         : DECODER};
     special_name specials[FSDP_GGUF_SPECIALS] = {{NULL, 0}};
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (int which;;) {
@@ -271,6 +510,8 @@ static fsdp_status read_config(fsdp_json *json, fsdp_gguf_vocab *vocab, fsdp_nam
             FSDP_TRY(take_special(json, vocab, &specials[which], err));
         else if (which == TEMPLATE)
             FSDP_TRY(take_template(json, out, err));
+        else if (which >= WORD_RULE && which < DECODER)
+            FSDP_TRY(take_word_rule(json, vocab, (fsdp_gguf_word_rule)(which - WORD_RULE), err));
         else if (which == DECODER)
             FSDP_TRY(take_decoder(json, vocab, err));
         else if (which == SPACE_PREFIX)
@@ -301,6 +542,7 @@ static const tokenizer_file
     tokenizer_json = {"tokenizer.json", LARGEST_FILE, .read = read_tokenizer},
     tokenizer_model = {"tokenizer.model", LARGEST_FILE, .read = fsdp_gguf_take_sentencepiece},
     spiece_model = {"spiece.model", LARGEST_FILE, .read = fsdp_gguf_take_sentencepiece},
+    vocab_txt = {"vocab.txt", LARGEST_FILE, .read = take_word_list},
     added_tokens = {"added_tokens.json", LARGEST_CONFIG, .read_json = read_added_list},
     config_json = {"tokenizer_config.json", LARGEST_CONFIG, .read_json = read_config};
 
@@ -355,18 +597,22 @@ static fsdp_status take_file(tokenizer_reader *reader, const tokenizer_file *fil
     return st;
 }
 
-/* The tokens: those of tokenizer.json, else of tokenizer.model and what adds to it. */
+/* The tokens: those of tokenizer.json, else of vocab.txt or tokenizer.model and what adds to them. */
 static fsdp_status take_tokens(tokenizer_reader *reader, fsdp_error *err)
 {
     bool is_there;
     FSDP_TRY(take_file(reader, &tokenizer_json, &is_there, err));
     if (is_there)
         return FSDP_OK;
-    FSDP_TRY(take_file(reader, &tokenizer_model, &is_there, err));
+    if (reader->vocab.family == FSDP_TOKENS_WORDPIECE)
+        FSDP_TRY(take_file(reader, &vocab_txt, &is_there, err));
+    if (!is_there)
+        FSDP_TRY(take_file(reader, &tokenizer_model, &is_there, err));
     if (!is_there)
         FSDP_TRY(take_file(reader, &spiece_model, &is_there, err));
-    return reader->vocab.is_sentencepiece ? take_file(reader, &added_tokens, &is_there, err)
-                                          : FSDP_OK;
+    return reader->vocab.is_sentencepiece || reader->vocab.is_word_list
+               ? take_file(reader, &added_tokens, &is_there, err)
+               : FSDP_OK;
 }
 
 fsdp_status fsdp_gguf_tokenizer(fsdp_io *io, const char *directory, const fsdp_gguf_tokens *tokens,
@@ -375,14 +621,18 @@ fsdp_status fsdp_gguf_tokenizer(fsdp_io *io, const char *directory, const fsdp_g
     tokenizer_reader reader = {.io = io, .directory = directory, .out = out};
     bool is_there;
     fsdp_gguf_vocab_init(&reader.vocab, tokens->vocab_size);
-    reader.vocab.unigram.name = tokens->unigram;
+    reader.vocab.family = tokens->tokenizer;
     if (tokens->memory > 0)
         reader.vocab.memory = FSDP_GGUF_MEMORY_BESIDE + tokens->memory;
     fsdp_status st = take_tokens(&reader, err);
     if (st == FSDP_OK && reader.vocab.count > 0)
         st = take_file(&reader, &config_json, &is_there, err);
+    if (st == FSDP_OK && reader.vocab.is_wordpiece)
+        st = spell_wordpieces(&reader.vocab, err);
     if (st == FSDP_OK && reader.vocab.count > 0)
         st = fsdp_gguf_vocab_pairs(&reader.vocab, tokens, out, err);
+    if (st == FSDP_OK && reader.vocab.is_wordpiece)
+        st = add_word_rules(&reader.vocab, out, err);
     *found_out = reader.vocab.count > 0     ? FSDP_GGUF_TOKENIZER
                  : reader.vocab.is_tiktoken ? FSDP_GGUF_TIKTOKEN
                                             : FSDP_GGUF_NO_TOKENIZER;

@@ -4,10 +4,12 @@
  *
  *   gguf_pairs.c       lists of pairs
  *   gguf_config.c      config.json -> general.*, llama.*, qwen2.*, ... with the keys of the family
- *   gguf_tokenizer.c   tokenizer.json, tokenizer_config.json -> gguf_vocab.h; all pairs of a model
+ *   gguf_tokenizer.c   tokenizer.json, vocab.txt, tokenizer_config.json -> gguf_vocab.h; all pairs of a model
  *   gguf_sentencepiece.c   tokenizer.model -> gguf_vocab.h
+ *   gguf_pooling.c     modules.json of sentence-transformers -> *.pooling_type
  *   gguf_vocab.c       tokens, scores, merges -> tokenizer.ggml.*
  *   gguf_model.c       the way back: key-value pairs -> config.json
+ *   gguf_files.c       likewise -> tokenizer.json, vocab.txt, ...
  *
  * Callers: the room map. Families are described in statedict/models.
  */
@@ -38,6 +40,13 @@ fsdp_status fsdp_named_values_add(fsdp_named_values *values, const char *name, f
 fsdp_status fsdp_named_values_add_text(fsdp_named_values *values, const char *name, const char *text,
                                        fsdp_error *err);
 
+enum { FSDP_GGUF_KEY = 128 };
+/* Spells a key of a description: "llama.block_count". One of the tokenizer is below no architecture. */
+void fsdp_gguf_spell_key(char name_out[FSDP_GGUF_KEY], const char *architecture, const char *key);
+
+/* The value of a pair of an opened GGUF file; NULL: it has none of the name. */
+const fsdp_value *fsdp_gguf_pair(const fsdp_sd *sd, const char *name);
+
 /* A model's config.json, and the directory of its tokenizer, which names the model, too. */
 typedef struct fsdp_gguf_model {
     const fsdp_config_file *config;    /* has the description of its family, which tokens_out borrows */
@@ -59,12 +68,45 @@ fsdp_status fsdp_gguf_values(fsdp_io *io, const fsdp_gguf_model *model, fsdp_nam
  * the architecture is not known, or a number is not there. */
 fsdp_status fsdp_gguf_config_text(const fsdp_sd *sd, fsdp_text *out, fsdp_error *err);
 
+/* --- gguf_files.c --- */
+
+/* A file that is made of the pairs; its name is static. */
+typedef struct fsdp_gguf_file {
+    const char *name;          /* below the directory of the model: "1_Pooling/config.json" */
+    fsdp_text text;
+} fsdp_gguf_file;
+enum { FSDP_GGUF_FILES = 5 };
+typedef struct fsdp_gguf_files {
+    fsdp_gguf_file items[FSDP_GGUF_FILES];
+    size_t count;
+} fsdp_gguf_files;
+/* Makes the files of a WordPiece tokenizer and of sentence-transformers' pooling where the pairs have one; of
+ * other tokenizers none is made. FSDP_ERR_DAMAGED: its tokens make no tokenizer. Release them in any case. */
+fsdp_status fsdp_gguf_make_files(const fsdp_sd *sd, fsdp_gguf_files *files_out, fsdp_error *err);
+void fsdp_gguf_files_release(fsdp_gguf_files *files);
+
+/* --- gguf_pooling.c --- */
+
+/* A mode of pooling: sentence-transformers' names in its settings, and llama.cpp's number. */
+typedef struct fsdp_gguf_pooling {
+    const char *mode, *flag;
+    int number;
+} fsdp_gguf_pooling;
+enum { FSDP_GGUF_POOLINGS = 3 };
+#define FSDP_GGUF_POOLING_KEY "pooling_type"
+extern const fsdp_gguf_pooling fsdp_gguf_poolings[FSDP_GGUF_POOLINGS];
+
+/* Adds the pooling of an encoder that modules.json in the directory lists. FSDP_ERR_USAGE: the model has a
+ * module or a mode that llama.cpp does not compute. */
+fsdp_status fsdp_gguf_add_pooling(fsdp_io *io, const fsdp_gguf_model *model, fsdp_named_values *out,
+                                  fsdp_error *err);
+
 /* --- gguf_config.c, gguf_tokenizer.c --- */
 
 /* Members of config.json that the tokenizer's files may lack; -1: none. */
 typedef struct fsdp_gguf_tokens {
     const char *pre;           /* the name of its pattern of words in llama.cpp */
-    const char *unigram;       /* the name of its tokenizer of the model Unigram there; NULL: it is "llama" */
+    fsdp_token_model tokenizer;        /* of the family */
     int64_t vocab_size, bos, eos, pad;
     int64_t memory;            /* as of the model */
 } fsdp_gguf_tokens;

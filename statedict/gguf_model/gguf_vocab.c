@@ -16,7 +16,8 @@ static const char *const keys[FSDP_GGUF_SPECIALS] = {
     [FSDP_GGUF_EOS] = "tokenizer.ggml.eos_token_id",
     [FSDP_GGUF_UNK] = "tokenizer.ggml.unknown_token_id",
     [FSDP_GGUF_PAD] = "tokenizer.ggml.padding_token_id",
-    [FSDP_GGUF_SEP] = "tokenizer.ggml.seperator_token_id"}; /* llama.cpp's spelling */
+    [FSDP_GGUF_SEP] = "tokenizer.ggml.seperator_token_id", /* llama.cpp's spelling */
+    [FSDP_GGUF_MASK] = "tokenizer.ggml.mask_token_id"};
 
 void fsdp_gguf_vocab_init(fsdp_gguf_vocab *vocab, int64_t rows)
 {
@@ -197,7 +198,7 @@ bool fsdp_gguf_is_byte(const char *text, size_t size)
            strspn(text + 3, "0123456789ABCDEFabcdef") == 2;
 }
 
-/* A vocabulary that is padded has tokens of no text for the rest of its rows. */
+/* A vocabulary that is padded has tokens of no text for the rest of its rows: "[PAD7]". */
 static fsdp_status pad(fsdp_gguf_vocab *vocab, fsdp_error *err)
 {
     bool is_known = vocab->rows > 0 && vocab->rows <= FSDP_GGUF_TOKENS_MOST;
@@ -205,10 +206,11 @@ static fsdp_status pad(fsdp_gguf_vocab *vocab, fsdp_error *err)
     bool has_pieces = vocab->is_sentencepiece || vocab->unigram.is_used;
     double score = has_pieces ? PADDING_SCORE : FSDP_GGUF_NO_SCORE;
     for (size_t id = 0; id < vocab->count || id < rows; id++) {
-        char name[32];
+        char name[40];
         if (id < vocab->count && vocab->tokens[id].text)
             continue;
-        snprintf(name, sizeof name, "[PAD%zu]", id);
+        snprintf(name, sizeof name, "%s[PAD%zu]", vocab->is_wordpiece ? FSDP_GGUF_WORD_SIGN : "",
+                 id);
         fsdp_gguf_token like = {.score = score, .type = FSDP_GGUF_UNUSED};
         FSDP_TRY(fsdp_gguf_vocab_set(vocab, (int64_t)id, name, strlen(name), &like, err));
     }
@@ -301,26 +303,44 @@ static fsdp_status add_specials(const fsdp_gguf_vocab *vocab, const fsdp_gguf_to
     for (int i = 0; i < FSDP_GGUF_SPECIALS; i++) {
         int64_t id = special_id(vocab, tokens, (fsdp_gguf_special)i);
         fsdp_value value = fsdp_value_i64(id);
-        if (id >= 0)
+        bool is_written = keys[i] && (i != FSDP_GGUF_MASK || vocab->is_wordpiece);
+        if (id >= 0 && is_written)
             FSDP_TRY(fsdp_named_values_add(out, keys[i], &value, err));
     }
     return add_ends(vocab, special_id(vocab, tokens, FSDP_GGUF_BOS),
                     special_id(vocab, tokens, FSDP_GGUF_EOS), out, err);
 }
 
+/* Whether tokens are merged, or chosen, by their scores. */
+static bool is_scored(const fsdp_gguf_vocab *vocab)
+{
+    return vocab->is_unigram || vocab->has_bytes || vocab->is_sentencepiece;
+}
+
+/* llama.cpp knows the kinds of tokenizers by these names. */
+static const char *model_name(const fsdp_gguf_vocab *vocab)
+{
+    if (vocab->is_wordpiece)
+        return FSDP_GGUF_WORDPIECE;
+    if (vocab->unigram.is_used)
+        return "t5";
+    return is_scored(vocab) ? "llama" : "gpt2";
+}
+
 fsdp_status fsdp_gguf_vocab_pairs(fsdp_gguf_vocab *vocab, const fsdp_gguf_tokens *tokens,
                                   fsdp_named_values *out, fsdp_error *err)
 {
-    bool is_spm = vocab->is_unigram || vocab->has_bytes || vocab->is_sentencepiece;
+    const char *pre = is_scored(vocab) || vocab->is_wordpiece ? "default" : tokens->pre;
+    if (vocab->family == FSDP_TOKENS_WORDPIECE && !vocab->is_wordpiece)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s': the tokenizer is not of the type WordPiece, but llama.cpp runs "
+                         "models of this type with no other",
+                         vocab->path);
     FSDP_TRY(pad(vocab, err));
-    const char *model = is_spm ? "llama" : "gpt2";
-    if (vocab->unigram.is_used)
-        model = vocab->unigram.name;
-    FSDP_TRY(fsdp_named_values_add_text(out, "tokenizer.ggml.model", model, err));
-    FSDP_TRY(fsdp_named_values_add_text(out, "tokenizer.ggml.pre", is_spm ? "default" : tokens->pre,
-                                        err));
+    FSDP_TRY(fsdp_named_values_add_text(out, "tokenizer.ggml.model", model_name(vocab), err));
+    FSDP_TRY(fsdp_named_values_add_text(out, "tokenizer.ggml.pre", pre, err));
     FSDP_TRY(add_tokens(vocab, out, err));
-    if (is_spm)
+    if (is_scored(vocab))
         FSDP_TRY(add_scores(vocab, out, err));
     FSDP_TRY(add_types(vocab, out, err));
     if (vocab->merge_count > 0)

@@ -31,12 +31,13 @@ typedef struct fsdp_gguf_token {
 } fsdp_gguf_token;
 
 typedef enum fsdp_gguf_special {
-    FSDP_GGUF_BOS, FSDP_GGUF_EOS, FSDP_GGUF_UNK, FSDP_GGUF_PAD, FSDP_GGUF_SEP, FSDP_GGUF_SPECIALS
+    FSDP_GGUF_BOS, FSDP_GGUF_EOS, FSDP_GGUF_UNK, FSDP_GGUF_PAD, FSDP_GGUF_SEP,
+    FSDP_GGUF_CLS, FSDP_GGUF_MASK,     /* of WordPiece */
+    FSDP_GGUF_SPECIALS
 } fsdp_gguf_special;
 
 /* What llama.cpp computes for the model Unigram, as SentencePiece does. */
 typedef struct fsdp_gguf_unigram {
-    const char *name;          /* of its tokenizer there, in this family; NULL: it has none */
     bool is_used;              /* the tokens are those of such a model */
     bool adds_space, merges_spaces;
     const char *charsmap;      /* replacements of characters, in the arena; NULL: none */
@@ -45,6 +46,16 @@ typedef struct fsdp_gguf_unigram {
     bool has_template;         /* a tokenizer.json says which tokens are around the text: */
     fsdp_template_ids before, after;
 } fsdp_gguf_unigram;
+
+/* What tokenizer_config.json says of a WordPiece tokenizer, in the order of its members there. */
+typedef enum fsdp_gguf_word_rule {
+    FSDP_GGUF_LOWERCASE, FSDP_GGUF_STRIPS_ACCENTS, FSDP_GGUF_CUTS_CHINESE, FSDP_GGUF_WORD_RULES
+} fsdp_gguf_word_rule;
+#define FSDP_GGUF_WORDPIECE "bert"     /* tokenizer.ggml.model */
+#define FSDP_GGUF_WORD_SIGN "\xE2\x96\x81"       /* U+2581, where a word begins; of Unigram, too */
+#define FSDP_GGUF_CONTINUATION "##"    /* before one that continues a word, in tokenizer.json */
+#define FSDP_GGUF_LOWERCASE_KEY "tokenizer.ggml.normalizer.lowercase"
+#define FSDP_GGUF_STRIPS_KEY "tokenizer.ggml.normalizer.strip_accents"
 
 typedef struct fsdp_gguf_vocab {
     const char *path;          /* of the file that is read, for messages */
@@ -57,14 +68,18 @@ typedef struct fsdp_gguf_vocab {
     size_t merge_count, merge_capacity;
     int64_t memory;            /* that tokens may take (FSDP_GGUF_TOKEN_ROOM) */
     int64_t most;              /* tokens have lower numbers: the files that were read bound them */
+    fsdp_token_model family;   /* that llama.cpp has for models of this family */
     int64_t rows;              /* tokens that config.json says the model has; below 1: it does not say */
     bool is_unigram, has_bytes; /* of tokenizer.json: the model "Unigram"; tokens <0x00> for bytes */
     bool is_sentencepiece;     /* of tokenizer.model: its tokens have their types and scores */
+    bool is_wordpiece;         /* of tokenizer.json or of vocab.txt, which has no rules: is_word_list */
+    bool is_word_list;
+    fsdp_wordpiece_rules words;
     bool is_tiktoken;          /* tokenizer.model is of another kind, which was not read */
     int space_prefix;          /* whether text gets a space before it; -1: as llama.cpp does without a word */
     fsdp_gguf_unigram unigram;
     int64_t ids_of[FSDP_GGUF_SPECIALS];        /* that tokenizer_config.json names; -1: none */
-    int64_t own_ids[FSDP_GGUF_SPECIALS];       /* of tokenizer.model, for those that no other file names */
+    int64_t own_ids[FSDP_GGUF_SPECIALS];       /* that the file of the tokens names itself; -1: none */
 } fsdp_gguf_vocab;
 
 void fsdp_gguf_vocab_init(fsdp_gguf_vocab *vocab, int64_t rows);

@@ -208,6 +208,8 @@ static fsdp_status read_pairs(const fsdp_map_request *request, const fsdp_checkp
                         "neither is %s '%s'; give their directory with --copy-from DIR",
                         model->directory ? "in" : "next to",
                         model->directory ? model->directory : path);
+    if (st == FSDP_OK)
+        st = fsdp_gguf_add_pooling(request->io, model, pairs, err);
     fsdp_free(beside);
     return st;
 }

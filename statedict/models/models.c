@@ -266,7 +266,7 @@ static fsdp_status read_gguf(model_lines *lines, fsdp_error *err)
                  {"untied", &gguf->needs_output},       {"tied", &gguf->has_no_output},
                  {"mscale", &gguf->has_mscale},         {"scaled", &gguf->is_scaled},
                  {"longrope", &gguf->has_long_factors}, {"ropes-differ", &gguf->ropes_differ},
-                 {"unrounded", &gguf->is_unrounded}};
+                 {"unrounded", &gguf->is_unrounded},    {"encoder", &gguf->is_encoder}};
     enum { FACTS = sizeof facts / sizeof *facts };
     for (size_t i = 0; i < FACTS; i++)
         *facts[i].fact = false;
@@ -301,6 +301,16 @@ static fsdp_status read_window(model_lines *lines, fsdp_error *err)
     return !*word || gguf->lists_windows
                ? FSDP_OK
                : fail(lines, "after the number only listed may follow, not", word, err);
+}
+
+static fsdp_status read_token_model(model_lines *lines, fsdp_error *err)
+{
+    const char *word = take_word(lines);
+    bool is_unigram = strcmp(word, "unigram") == 0;
+    if (!is_unigram && strcmp(word, "wordpiece") != 0)
+        return fail(lines, "a tokenizer is unigram or wordpiece, not", word, err);
+    lines->reader->model->gguf.tokenizer = is_unigram ? FSDP_TOKENS_UNIGRAM : FSDP_TOKENS_WORDPIECE;
+    return FSDP_OK;
 }
 
 /* --- tensors -------------------------------------------------------------------------------------- */
@@ -461,8 +471,8 @@ static fsdp_status read_line(model_lines *lines, fsdp_error *err)
         FSDP_TRY(read_member_name(lines, &model->gguf.rotary, err));
     else if (strcmp(word, "scaled-output") == 0)
         FSDP_TRY(read_member_name(lines, &model->gguf.scaled_output, err));
-    else if (strcmp(word, "unigram") == 0)
-        model->gguf.unigram = take_word(lines);
+    else if (strcmp(word, "tokenizer") == 0)
+        FSDP_TRY(read_token_model(lines, err));
     else if (*word)
         return fail(lines, "unknown word", word, err);
     const char *more = take_word(lines);

@@ -59,14 +59,21 @@ typedef struct fsdp_gguf_key {
 /* A member for which llama.cpp computes with one number, whatever config.json says. */
 typedef struct fsdp_gguf_fixed {
     const char *member;
-    const char *number;        /* a real one, or a formula; with `layer`, of each item of a list; of reals
-                                * the numbers, with spaces between them */
+    const char *number;        /* a real one, a word, a formula; with `layer`, of each item of a list; of
+                                * reals the numbers, with spaces between them */
 } fsdp_gguf_fixed;
 
 /* A member that a file has no key for, computed from those that have one. */
 typedef struct fsdp_gguf_back {
     const char *member, *formula;
 } fsdp_gguf_back;
+
+/* The model of a tokenizer with which llama.cpp runs a family, beside byte-level BPE and SentencePiece's. */
+typedef enum fsdp_token_model {
+    FSDP_TOKENS_USUAL,         /* no other one */
+    FSDP_TOKENS_UNIGRAM,       /* Unigram as T5's, in place of SentencePiece's */
+    FSDP_TOKENS_WORDPIECE      /* WordPiece, which the family needs */
+} fsdp_token_model;
 
 typedef enum fsdp_window_use {
     FSDP_WINDOW_NEVER, FSDP_WINDOW_ALWAYS, FSDP_WINDOW_IF_USED,
@@ -86,8 +93,9 @@ typedef struct fsdp_gguf_names {
     bool has_long_factors;     /* it reads the factors of long and short contexts from tensors */
     bool ropes_differ;         /* transformers has rotary numbers per type of layers, and scales none of
                                 * those with a window */
+    bool is_encoder;           /* it computes embeddings of texts: pooling has a key */
     const char *pre;           /* the pattern of words of its tokenizer */
-    const char *unigram;       /* llama.cpp's name for its tokenizer of the model Unigram; NULL: "llama" */
+    fsdp_token_model tokenizer;        /* that llama.cpp has for this family */
     const char *activations;   /* those that llama.cpp computes, with '|' between them */
     const char *gate, *gated;  /* a tensor, and the activations where a file has it; NULL: none */
     const char *scaled_output; /* the member with which transformers divides the output by the root of its

@@ -5,7 +5,8 @@
 #include <fsdp/sd.h>
 
 /* Tells whether the tensor is one that llama.cpp adds or multiplies element by element: of fewer than two
- * dims, or biases of several experts, norms of several groups, numbers of a state. */
+ * dims, or biases of several experts, norms of several groups, types of tokens, numbers of a
+ * state. */
 bool fsdp_is_vector(const fsdp_entry *entry);
 
 #endif
