@@ -4,7 +4,8 @@ usage: gguf_logits.py CONVERT
 
 transformers reads the weights and the key-value pairs of llama.cpp. It does not read the factors of Llama 3's
 scaled rotary frequencies, so the models here have none; unit_map compares those numbers. Families whose GGUF
-it does not read come back as transformers' model, and their tensors have the names of gguf-py.
+it does not read come back as transformers' model, and their tensors have the names of gguf-py. Of an encoder
+the hidden states are compared.
 """
 
 import json
@@ -17,7 +18,7 @@ from pathlib import Path
 import gguf
 import torch
 import transformers
-from maps_common import CONVERT, logits
+from maps_common import CONVERT, TOKENS, logits
 from safetensors.torch import load_file, save_file
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -102,6 +103,7 @@ ENCODED = {
     "t5 with an output of its own": ({**T5, **GATED, "tie_word_embeddings": False}, True),
     "t5 with an output that is scaled": (T5, True),
 }
+ENCODER = {"layer_norm_eps": 3e-4, "type_vocab_size": 3, "hidden_act": "gelu"}
 EXACT, ROUNDED = 1e-5, 0.1
 
 
@@ -154,7 +156,7 @@ def check_memory(model, folder):
 def check_half(folder):
     """llama.cpp adds biases, and multiplies by norms and numbers of a state, in f32 alone, whatever the model
     is cast to."""
-    always = "norm.weight", "bias", "ssm_a", "ssm_d", "ssm_conv1d.weight"
+    always = "norm.weight", "bias", "token_types.weight", "ssm_a", "ssm_d", "ssm_conv1d.weight"
     for dtype in "bf16", "q8_0":
         subprocess.run([CONVERT, folder / "hf", folder / "half.gguf", "-q", "--overwrite", "--dtype", dtype],
                        check=True)
@@ -237,6 +239,39 @@ def encode_and_come_back(name, folder):
     return exact
 
 
+def hidden_states(model):
+    with torch.no_grad():
+        return model.eval()(TOKENS).last_hidden_state
+
+
+def embed(folder):
+    """An encoder has no logits: its hidden states come back, without its pooler. A head must be left out."""
+    torch.manual_seed(1)
+    config = transformers.BertConfig(**{**SIZES, **ENCODER})
+    models = {"hf": transformers.BertModel(config), "head": transformers.BertForMaskedLM(config)}
+    for name, model in models.items():
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(0, 0.1)
+        model.save_pretrained(folder / name)
+    for source, target in ("hf", "model.gguf"), ("model.gguf", "again"):
+        subprocess.run([CONVERT, folder / source, folder / target, "-q"], check=True)
+    file = gguf.GGUFReader(folder / "model.gguf")
+    made = {tensor.name for tensor in file.tensors}
+    saved = [name for name in load_file(folder / "hf/model.safetensors") if not name.startswith("pooler.")]
+    assert made == gguf_names(file, saved), made ^ gguf_names(file, saved)
+    assert file.fields["bert.attention.causal"].contents() is False
+    loaded = transformers.BertModel.from_pretrained(folder / "again", add_pooling_layer=False)
+    exact = (hidden_states(loaded) - hidden_states(models["hf"])).abs().max().item()
+    assert exact <= EXACT, exact
+    refused = subprocess.run([CONVERT, folder / "head", folder / "head.gguf", "-q"], capture_output=True)
+    assert refused.returncode == 2 and b"gguf-bert" in refused.stderr, refused.stderr
+    subprocess.run([CONVERT, folder / "head", folder / "head.gguf", "-q", "--drop", r"^cls\."], check=True)
+    assert {tensor.name for tensor in gguf.GGUFReader(folder / "head.gguf").tensors} == made
+    check_half(folder)
+    return exact
+
+
 def long_contexts(folder):
     """Phi-3's factors of rotary frequencies are tensors, and come back with the model's own config.json."""
     factors = {"short_factor": [1.5, 2.5], "long_factor": [2.0, 3.5]}
@@ -277,6 +312,8 @@ def main():
         scale_by_default(Path(folder))
     with tempfile.TemporaryDirectory() as folder:
         long_contexts(Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        print(f"bert: {embed(Path(folder)):.1e}")
     for name in CIRCLES:
         with tempfile.TemporaryDirectory() as folder:
             print(f"{name}: {come_back(name, Path(folder)):.1e}")

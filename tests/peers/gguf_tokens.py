@@ -1,7 +1,8 @@
 """A tokenizer with bytes as a fallback (Llama 2, Mistral) works in llama.cpp as it does in transformers: the
 tokens and scores of our GGUF file give the same numbers by llama.cpp's algorithm. That holds for
 tokenizer.json and for SentencePiece's tokenizer.model, and both give the same tokens and types. So does a
-tokenizer of the model Unigram (T5), in tokenizer.json and in spiece.model.
+tokenizer of the model Unigram (T5), in tokenizer.json and in spiece.model, and one of the model WordPiece
+(BERT), in tokenizer.json and in vocab.txt, whose files come back out of GGUF.
 
 usage: gguf_tokens.py CONVERT REPOSITORY
 """
@@ -207,6 +208,59 @@ def check_unigram(texts, lines):
         assert ours == theirs, (line, ours, theirs)
 
 
+# --- the model WordPiece ---
+
+def train_words(texts, **normalizer):
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(**normalizer)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.train_from_iterator(texts, trainers.WordPieceTrainer(
+        vocab_size=VOCAB - 5, special_tokens=["[PAD]", "[MASK]", "[SEP]", "[UNK]", "[CLS]"]))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 4), ("[SEP]", 2)])
+    return tokenizer
+
+
+def wordpieces(keys, words):
+    """llm_tokenizer_wpm: the longest token first, of a word with the sign at its beginning."""
+    ids = {token: number for number, token in enumerate(keys["tokenizer.ggml.tokens"])}
+    numbers = [keys["tokenizer.ggml.bos_token_id"]]
+    for word in words:
+        rest, found = "▁" + word, []
+        while rest:
+            end = next((end for end in range(len(rest), 0, -1) if rest[:end] in ids), None)
+            if end is None:
+                found = [keys["tokenizer.ggml.unknown_token_id"]]
+                break
+            found.append(ids[rest[:end]])
+            rest = rest[end:]
+        numbers += found
+    return [*numbers, keys["tokenizer.ggml.seperator_token_id"]]
+
+
+def check_words(folder, tokenizer, lines):
+    config = transformers.BertConfig(vocab_size=VOCAB, hidden_size=16, intermediate_size=16,
+                                     num_hidden_layers=1, num_attention_heads=2)
+    transformers.BertModel(config).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    keys, back = convert(folder), folder.with_name(f"{folder.name}_back")
+    for line in lines:
+        normal = tokenizer.normalizer.normalize_str(line)
+        words = [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal)]
+        assert wordpieces(keys, words) == tokenizer.encode(line).ids, line
+    subprocess.run([CONVERT, folder.with_suffix(".gguf"), back, "-q"], check=True)
+    made = Tokenizer.from_file(str(back / "tokenizer.json"))
+    assert json.loads(made.to_str()) == json.loads(tokenizer.to_str())
+    loaded = transformers.AutoTokenizer.from_pretrained(back)
+    for line in lines:
+        assert loaded(line, lines[0]).input_ids == tokenizer.encode(line, lines[0]).ids, line
+    (back / "tokenizer.json").unlink()  # vocab.txt is left
+    assert convert(back) == keys
+    assert keys["tokenizer.ggml.model"] == "bert" and keys["tokenizer.ggml.token_type_count"] == 2
+
+
 def main():
     texts = [path.read_text() for path in sorted(ROOT.glob("docs/*.md"))]
     lines = [*LINES, *(line for text in texts[:4] for line in text.splitlines()[:60])]
@@ -229,6 +283,11 @@ def main():
     for line in lines:
         assert loaded.tokenize(line) == written.tokenize(line), line
     check_unigram(texts, [" two  spaces\tand a tab  ", *lines])
+    with tempfile.TemporaryDirectory() as name:
+        for kind, rules in (("lower", {}), ("cased", {"lowercase": False}),
+                            ("accents", {"strip_accents": False})):
+            words = train_words((line for text in texts for line in text.splitlines()), **rules)
+            check_words(Path(name) / kind, words, lines)
     print(f"{len(lines)} lines have the tokens of transformers, with tokenizer.json and tokenizer.model")
 
 
