@@ -121,11 +121,5 @@ fsdp_status fsdp_nccl_await(nccl_group *group, fsdp_nccl_result result, fsdp_err
         pthread_mutex_unlock(&group->calling);
         result = await_reason(group, result);
     }
-    if (result == FSDP_NCCL_SUCCESS)
-        return FSDP_OK;
-    if (!fsdp_nccl_group_has_failed(group, &why)) /* else NCCL's error is that of the abort */
-        (void)fsdp_nccl_fail(group->transport, result, &why);
-    if (err)
-        *err = why;
-    return why.status;
+    return result == FSDP_NCCL_SUCCESS ? FSDP_OK : fsdp_nccl_fail(group->transport, result, err);
 }
