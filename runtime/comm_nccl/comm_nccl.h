@@ -25,7 +25,8 @@
  * A call returns when NCCL has launched it, and ends later on the device. So a group keeps the calls that
  * were given and are not done: after each, its stream sets a flag in staging memory. The watch of each rank
  * wakes several times per second, asks NCCL for errors, and exchanges a beat with the others' watches, which
- * a dead or stopped rank misses; the inner transport names that rank. A call without progress for a deadline
+ * a dead or stopped rank misses; the inner transport names that rank. Beyond 64 ranks beats go through one
+ * rank per host, once per second. A call without progress for a deadline
  * is late: then the watches compare how far the members have come, and name the one that did not make the
  * call, or made another one. NCCL may take minutes to make a communicator and to connect it in its first
  * call: when all members have come to such a call, it has a deadline of its own. The first failure of a group
@@ -36,6 +37,7 @@
 
 #include "runtime/comm/comm_backend.h"
 #include "runtime/comm_nccl/nccl_library.h"
+#include "runtime/comm_nccl/transport_nccl.h"
 #include "runtime/device/device.h"
 
 #include <pthread.h>
@@ -119,6 +121,16 @@ typedef struct nccl_progress {
     uint32_t unused;
 } nccl_progress;
 
+/* The way of beats through the first rank of each host, its leader. */
+typedef struct nccl_hosts {
+    fsdp_comm *local;          /* the ranks of this rank's host */
+    fsdp_comm *leaders;        /* NULL: this rank is none of them */
+    int *order;                /* ranks: those of the first host, of the second, ... */
+    int64_t *bytes;            /* of each host, in the current exchange */
+    int *sizes, count;         /* ranks of each host */
+    unsigned char *here, *everywhere, *message;        /* of this host, of all, and what all ranks get */
+} nccl_hosts;
+
 struct nccl_transport {
     fsdp_transport base;
     fsdp_transport *inner;
@@ -130,7 +142,8 @@ struct nccl_transport {
     uint64_t groups_made;
     fsdp_comm *creator;        /* of all ranks, without calls: groups are split from it; NULL: none */
     _Atomic int64_t busy_until_ms;
-    pthread_mutex_t lock;      /* of the lists and of is_leaving; taken before those of groups */
+    pthread_mutex_t memory;    /* of `blocks`, and of changes to `groups`; taken before `lock` */
+    pthread_mutex_t lock;      /* of `groups` and of is_leaving; taken before those of groups */
     pthread_cond_t changed;
     nccl_group *groups;
     uint64_t *closed;          /* per id of a group that this rank has closed: 1 + its calls; else 0 */
@@ -141,7 +154,10 @@ struct nccl_transport {
     pthread_t watch;
     bool has_watch;
     _Atomic bool is_whole;     /* all ranks take part in beats */
+    int beat_ms;               /* how far beats are apart, at most */
     fsdp_comm *watches;        /* its group, of all ranks */
+    bool uses_hosts;           /* beats go through one rank per host; else among all */
+    nccl_hosts hosts;
     nccl_beat *beats;          /* per rank, as are the next two */
     nccl_progress *progress;
     bool *has_left;
@@ -173,7 +189,8 @@ fsdp_status fsdp_nccl_begin(nccl_group *group, const fsdp_comm_header *header, u
 
 /* --- nccl_watch.c ----------------------------------------------------------------------------- */
 
-fsdp_status fsdp_nccl_watch_begin(nccl_transport *transport, fsdp_error *err);
+/* Collective over ctl, with the same outcome on all ranks. */
+fsdp_status fsdp_nccl_watch_begin(nccl_transport *transport, const fsdp_nccl_spec *spec, fsdp_error *err);
 /* Tells the others that this rank leaves, and why, and ends the thread. Does nothing a second time. */
 void fsdp_nccl_watch_end(nccl_transport *transport);
 

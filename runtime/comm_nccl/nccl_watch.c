@@ -4,6 +4,7 @@
  */
 #include "runtime/comm_nccl/comm_nccl.h"
 #include "base/core/clock.h"
+#include "base/core/mem.h"
 #include "statedict/ctl/ctl_backend.h"
 
 #include <stdio.h>
@@ -16,6 +17,8 @@
  * Names the rank because of which a call is late: the watches of all ranks compare how far the members of its
  * group have come. All compute the same verdict from the same numbers.
  */
+
+#define WATCH "the watch over NCCL"
 
 enum { MOST_HOPS = 16, FIRST_CALL = 1 };
 
@@ -67,17 +70,87 @@ static void nccl_fail_all(nccl_transport *transport, const fsdp_error *why)
     pthread_mutex_unlock(&transport->lock);
 }
 
-/* Collective among the watches; false when it failed, which fails all groups. */
-static bool nccl_gather(nccl_transport *transport, const void *mine, size_t size, void *all)
+/* --- the way through one rank per host --- */
+
+static fsdp_status gather_parts(fsdp_comm *comm, const void *mine, size_t size,
+                                const int64_t *bytes, void *all, fsdp_error *err)
 {
-    fsdp_error why = {0};
     const fsdp_collective call = {.kind = FSDP_ALL_GATHER,
                                   .dtype = FSDP_U8,
                                   .in = mine,
                                   .out = all,
                                   .count = (int64_t)size,
-                                  .unit = "the watch over NCCL"};
-    if (fsdp_comm_run_now(transport->watches, &call, &why) == FSDP_OK)
+                                  .counts = bytes,
+                                  .unit = WATCH};
+    return fsdp_comm_run_now(comm, &call, err);
+}
+
+static fsdp_status send_to_all(fsdp_comm *comm, int root, void *data, size_t size, fsdp_error *err)
+{
+    const fsdp_collective call = {.kind = FSDP_BROADCAST,
+                                  .dtype = FSDP_U8,
+                                  .in = data,
+                                  .out = data,
+                                  .count = (int64_t)size,
+                                  .root = root,
+                                  .unit = WATCH};
+    return fsdp_comm_run_now(comm, &call, err);
+}
+
+/* Between leaders: what the ranks of each host have sent, or the failure of the host. The result stands in
+ * `message`, as the ranks of this host get it: the first failure, then what all ranks have sent, by `order`. */
+static void run_leaders(nccl_transport *transport, size_t size, const fsdp_error *lost)
+{
+    nccl_hosts *hosts = &transport->hosts;
+    fsdp_error first = {0};
+    unsigned char *to = hosts->message + sizeof first;
+    const unsigned char *part = hosts->everywhere;
+    for (int i = 0; i < hosts->count; i++)
+        hosts->bytes[i] = (int64_t)sizeof *lost + hosts->sizes[i] * (int64_t)size;
+    memcpy(hosts->here, lost, sizeof *lost);
+    (void)gather_parts(hosts->leaders, hosts->here,
+                       sizeof *lost + (size_t)hosts->local->size * size, hosts->bytes,
+                       hosts->everywhere, &first);
+    for (int i = 0; i < hosts->count && first.status == FSDP_OK; i++) {
+        const size_t sent = (size_t)hosts->sizes[i] * size;
+        memcpy(&first, part, sizeof first);
+        memcpy(to, part + sizeof first, sent);
+        part += sizeof first + sent;
+        to += sent;
+    }
+    memcpy(hosts->message, &first, sizeof first);
+}
+
+/* The ranks of a host to its leader, leaders among each other, a leader to the ranks of its host: failures, too,
+ * which the other hosts learn in no other way. */
+static fsdp_status gather_by_hosts(nccl_transport *transport, const void *mine, size_t size,
+                                   void *all, fsdp_error *err)
+{
+    nccl_hosts *hosts = &transport->hosts;
+    const size_t ranks = (size_t)transport->base.size;
+    fsdp_error lost;
+    memset(&lost, 0, sizeof lost);
+    (void)gather_parts(hosts->local, mine, size, NULL, hosts->here + sizeof lost, &lost);
+    if (hosts->leaders)
+        run_leaders(transport, size, &lost);
+    if (lost.status == FSDP_OK)
+        (void)send_to_all(hosts->local, 0, hosts->message, sizeof lost + ranks * size, &lost);
+    if (lost.status == FSDP_OK)
+        memcpy(&lost, hosts->message, sizeof lost);
+    for (size_t i = 0; i < ranks && lost.status == FSDP_OK; i++)
+        memcpy((unsigned char *)all + (size_t)hosts->order[i] * size,
+               hosts->message + sizeof lost + i * size, size);
+    *err = lost;
+    return lost.status;
+}
+
+/* Collective among the watches; false when it failed, which fails all groups. */
+static bool nccl_gather(nccl_transport *transport, const void *mine, size_t size, void *all)
+{
+    fsdp_error why = {0};
+    if ((transport->uses_hosts
+             ? gather_by_hosts(transport, mine, size, all, &why)
+             : gather_parts(transport->watches, mine, size, NULL, all, &why)) == FSDP_OK)
         return true;
     atomic_store(&transport->is_whole, false);
     nccl_fail_all(transport, &why);
@@ -266,7 +339,15 @@ static void nccl_judge_alone(nccl_transport *transport, const nccl_beat *mine)
 
 /* === the watch ================================================================================ */
 
-enum { SLOWEST_MS = 100, FASTEST_MS = 2, PER_DEADLINE = 16, HOLD_MS = 1000, ABORT_WAIT_MS = 1000 };
+enum {
+    DIRECT_RANKS = 64,
+    SLOWEST_MS = 100,
+    SLOWEST_OF_HOSTS_MS = 1000,
+    FASTEST_MS = 2,
+    PER_DEADLINE = 16,
+    HOLD_MS = 1000,
+    ABORT_WAIT_MS = 1000
+};
 
 /* --- this rank's groups ------------------------------------------------------------------------- */
 
@@ -305,7 +386,8 @@ static bool is_late(const nccl_group *group, int64_t now_ms)
 static bool is_told_now(nccl_group *group, int64_t now_ms)
 {
     int64_t hold_ms = atomic_load(&group->transport->base.deadline_ms) / 2;
-    hold_ms = hold_ms > HOLD_MS ? HOLD_MS : hold_ms;
+    const int64_t most_ms = HOLD_MS + 2 * group->transport->beat_ms;
+    hold_ms = hold_ms > most_ms ? most_ms : hold_ms;
     if (group->origin == FSDP_NCCL_REMOTE && group->remote_ms == 0)
         group->remote_ms = now_ms;
     return group->origin == FSDP_NCCL_OWN ||
@@ -410,14 +492,7 @@ static void share_failure(nccl_transport *transport, int teller)
     memset(&why, 0, sizeof why);
     if (teller == transport->base.rank)
         take_failure(transport, told, &why);
-    const fsdp_collective call = {.kind = FSDP_BROADCAST,
-                                  .dtype = FSDP_U8,
-                                  .in = &why,
-                                  .out = &why,
-                                  .count = sizeof why,
-                                  .root = teller,
-                                  .unit = "the watch over NCCL"};
-    if (fsdp_comm_run_now(transport->watches, &call, &lost) != FSDP_OK) {
+    if (send_to_all(transport->watches, teller, &why, sizeof why, &lost) != FSDP_OK) {
         atomic_store(&transport->is_whole, false);
         nccl_fail_all(transport, &lost);
         return;
@@ -529,7 +604,7 @@ static void end_failed_groups(nccl_transport *transport)
 static bool sleep_a_while(nccl_transport *transport)
 {
     int ms = atomic_load(&transport->base.deadline_ms) / PER_DEADLINE;
-    ms = ms > SLOWEST_MS ? SLOWEST_MS : ms < FASTEST_MS ? FASTEST_MS : ms;
+    ms = ms > transport->beat_ms ? transport->beat_ms : ms < FASTEST_MS ? FASTEST_MS : ms;
     struct timespec until = fsdp_timespec(fsdp_now_ms() + ms);
     pthread_mutex_lock(&transport->lock);
     if (!transport->is_leaving)
@@ -554,13 +629,105 @@ static void *watch(void *context)
     return NULL;
 }
 
-fsdp_status fsdp_nccl_watch_begin(nccl_transport *transport, fsdp_error *err)
+/* --- the groups of the watches ------------------------------------------------------------------ */
+
+/* Local: fills order, sizes and count from the hosts of all ranks. */
+static void sort_hosts(nccl_hosts *hosts, const uint64_t *host_of, int ranks)
+{
+    int n = 0;
+    for (int first = 0; first < ranks; first++) {
+        int before = 0;
+        while (host_of[before] != host_of[first])
+            before++;
+        if (before < first)
+            continue;
+        const int begin = n;
+        for (int rank = first; rank < ranks; rank++)
+            if (host_of[rank] == host_of[first])
+                hosts->order[n++] = rank;
+        hosts->sizes[hosts->count++] = n - begin;
+    }
+}
+
+/* Collective: the groups of hosts with `size` ranks; group: capacity for all ranks. */
+static fsdp_status connect_hosts_of(nccl_transport *transport, int size, int *group,
+                                    fsdp_error *err)
+{
+    nccl_hosts *hosts = &transport->hosts;
+    fsdp_comm *made = NULL;
+    int count = 0;
+    for (int i = 0, at = 0; i < hosts->count; at += hosts->sizes[i++])
+        if (hosts->sizes[i] == size)
+            memcpy(group + count++ * size, hosts->order + at, (size_t)size * sizeof *group);
+    if (count == 0)
+        return FSDP_OK;
+    FSDP_TRY(transport->inner->ops->comm_create(transport->inner, group, size, count, &made, err));
+    hosts->local = made ? made : hosts->local;
+    return FSDP_OK;
+}
+
+static fsdp_status connect_hosts(nccl_transport *transport, int *group, fsdp_error *err)
+{
+    nccl_hosts *hosts = &transport->hosts;
+    for (int size = 1; size <= transport->base.size; size++)
+        FSDP_TRY(connect_hosts_of(transport, size, group, err));
+    for (int i = 0, at = 0; i < hosts->count; at += hosts->sizes[i++])
+        group[i] = hosts->order[at];
+    return transport->inner->ops->comm_create(transport->inner, group, hosts->count, 1,
+                                              &hosts->leaders, err);
+}
+
+static fsdp_status open_hosts(nccl_transport *transport, const fsdp_nccl_spec *spec,
+                              fsdp_error *err)
+{
+    nccl_hosts *hosts = &transport->hosts;
+    const size_t n = (size_t)transport->base.size;
+    const size_t most =
+        sizeof(nccl_beat) > sizeof(nccl_progress) ? sizeof(nccl_beat) : sizeof(nccl_progress);
+    uint64_t *host_of = fsdp_alloc(n, sizeof *host_of);
+    int *group = fsdp_alloc(n, sizeof *group);
+    hosts->order = fsdp_alloc(n, sizeof *hosts->order);
+    hosts->sizes = fsdp_alloc(n, sizeof *hosts->sizes);
+    hosts->bytes = fsdp_alloc(n, sizeof *hosts->bytes);
+    hosts->here = fsdp_alloc(n, sizeof(fsdp_error) + most);
+    hosts->everywhere = fsdp_alloc(n, sizeof(fsdp_error) + most);
+    hosts->message = fsdp_alloc(n, sizeof(fsdp_error) + most);
+    const bool has_all = host_of && group && hosts->order && hosts->sizes && hosts->bytes &&
+                         hosts->here && hosts->everywhere && hosts->message;
+    fsdp_status status = has_all ? FSDP_OK : fsdp_fail_memory(err, "the watch over NCCL");
+    status =
+        fsdp_ctl_agree_allgather(spec->ctl, status, &spec->host, sizeof spec->host, host_of, err);
+    if (status == FSDP_OK) {
+        sort_hosts(hosts, host_of, transport->base.size);
+        status = connect_hosts(transport, group, err);
+    }
+    fsdp_free(host_of);
+    fsdp_free(group);
+    return fsdp_ctl_agree(spec->ctl, status, err);
+}
+
+static fsdp_status start(nccl_transport *transport, fsdp_error *err)
 {
     int failed = pthread_create(&transport->watch, NULL, watch, transport);
     if (failed)
         return fsdp_fail_errno(err, failed, "cannot start the thread that watches NCCL");
     transport->has_watch = true;
     return FSDP_OK;
+}
+
+fsdp_status fsdp_nccl_watch_begin(nccl_transport *transport, const fsdp_nccl_spec *spec,
+                                  fsdp_error *err)
+{
+    fsdp_transport *inner = transport->inner;
+    const int direct = spec->direct_ranks > 0 ? spec->direct_ranks : DIRECT_RANKS;
+    transport->uses_hosts = inner->size > direct;
+    transport->beat_ms = transport->uses_hosts ? SLOWEST_OF_HOSTS_MS : SLOWEST_MS;
+    fsdp_status status =
+        inner->ops->comm_create(inner, transport->all, inner->size, 1, &transport->watches, err);
+    FSDP_TRY(fsdp_ctl_agree(spec->ctl, status, err));
+    if (transport->uses_hosts)
+        FSDP_TRY(open_hosts(transport, spec, err));
+    return fsdp_ctl_agree(spec->ctl, start(transport, err), err);
 }
 
 void fsdp_nccl_watch_end(nccl_transport *transport)

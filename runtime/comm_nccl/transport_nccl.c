@@ -21,10 +21,11 @@
 
 /*
  * Memory that NCCL allocates and registers with all groups, so that it moves without copies through NCCL's
- * own buffers. A library that cannot do that gives none, and plain memory of the device does.
+ * own buffers. A library that cannot do that gives none, and plain memory of the device does. NCCL and CUDA
+ * may wait here for work that waits for a lost rank: the watch, which ends that work, needs no lock of this.
  */
 
-/* With the transport's lock. A block that NCCL does not register still works. */
+/* With the transport's `memory`. A block that NCCL does not register still works. */
 static void register_block(nccl_block *block, nccl_group *group)
 {
     const fsdp_nccl *nccl = group->transport->nccl;
@@ -45,7 +46,7 @@ static void register_block(nccl_block *block, nccl_group *group)
     block->registrations = made;
 }
 
-/* With the transport's lock. group: NULL means all. */
+/* With the transport's `memory`. group: NULL means all. */
 static void deregister_block(nccl_block *block, const nccl_group *group)
 {
     nccl_registration **at = &block->registrations;
@@ -67,18 +68,18 @@ static void deregister_block(nccl_block *block, const nccl_group *group)
 /* Registers all blocks with a new group; ends the registrations of one that closes. */
 static void nccl_register_blocks(nccl_group *group)
 {
-    pthread_mutex_lock(&group->transport->lock);
+    pthread_mutex_lock(&group->transport->memory);
     for (nccl_block *block = group->transport->blocks; block; block = block->next)
         register_block(block, group);
-    pthread_mutex_unlock(&group->transport->lock);
+    pthread_mutex_unlock(&group->transport->memory);
 }
 
 static void nccl_deregister_blocks(nccl_group *group)
 {
-    pthread_mutex_lock(&group->transport->lock);
+    pthread_mutex_lock(&group->transport->memory);
     for (nccl_block *block = group->transport->blocks; block; block = block->next)
         deregister_block(block, group);
-    pthread_mutex_unlock(&group->transport->lock);
+    pthread_mutex_unlock(&group->transport->memory);
 }
 
 static void *nccl_alloc(fsdp_transport *base, size_t size)
@@ -94,13 +95,13 @@ static void *nccl_alloc(fsdp_transport *base, size_t size)
         fsdp_free(block);
         return NULL;
     }
-    pthread_mutex_lock(&transport->lock);
+    pthread_mutex_lock(&transport->memory);
     block->next = transport->blocks;
     transport->blocks = block;
     for (nccl_group *group = transport->groups; group; group = group->next)
         if (group->comm != transport->creator)
             register_block(block, group);
-    pthread_mutex_unlock(&transport->lock);
+    pthread_mutex_unlock(&transport->memory);
     return block->data;
 }
 
@@ -114,7 +115,7 @@ static void free_block(nccl_transport *transport, nccl_block *block)
 static void nccl_dealloc(fsdp_transport *base, void *data)
 {
     nccl_transport *transport = (nccl_transport *)base;
-    pthread_mutex_lock(&transport->lock);
+    pthread_mutex_lock(&transport->memory);
     nccl_block **at = &transport->blocks;
     while (*at && (*at)->data != data)
         at = &(*at)->next;
@@ -123,7 +124,7 @@ static void nccl_dealloc(fsdp_transport *base, void *data)
         *at = block->next;
         free_block(transport, block);
     }
-    pthread_mutex_unlock(&transport->lock);
+    pthread_mutex_unlock(&transport->memory);
 }
 
 static void nccl_free_blocks(nccl_transport *transport)
@@ -490,15 +491,18 @@ static void free_group(nccl_group *group)
 static void register_group(nccl_group *group)
 {
     nccl_transport *transport = group->transport;
+    pthread_mutex_lock(&transport->memory);
     pthread_mutex_lock(&transport->lock);
     group->next = transport->groups;
     transport->groups = group;
     pthread_mutex_unlock(&transport->lock);
+    pthread_mutex_unlock(&transport->memory);
 }
 
 static void unregister_group(nccl_group *group)
 {
     nccl_transport *transport = group->transport;
+    pthread_mutex_lock(&transport->memory);
     pthread_mutex_lock(&transport->lock);
     nccl_group **at = &transport->groups;
     while (*at && *at != group)
@@ -507,6 +511,7 @@ static void unregister_group(nccl_group *group)
         *at = group->next;
     transport->closed[group->id] = 1 + group->issued;
     pthread_mutex_unlock(&transport->lock);
+    pthread_mutex_unlock(&transport->memory);
 }
 
 /* --- NCCL's communicator ------------------------------------------------------------------------ */
@@ -855,6 +860,15 @@ static void set_busy(fsdp_transport *base, int64_t until_ms)
 static void release(nccl_transport *transport)
 {
     fsdp_comm_free(transport->watches);
+    fsdp_comm_free(transport->hosts.local);
+    fsdp_comm_free(transport->hosts.leaders);
+    fsdp_free(transport->hosts.order);
+    fsdp_free(transport->hosts.bytes);
+    fsdp_free(transport->hosts.sizes);
+    fsdp_free(transport->hosts.here);
+    fsdp_free(transport->hosts.everywhere);
+    fsdp_free(transport->hosts.message);
+    pthread_mutex_destroy(&transport->memory);
     pthread_mutex_destroy(&transport->lock);
     pthread_cond_destroy(&transport->changed);
     fsdp_free(transport->closed);
@@ -907,6 +921,8 @@ static fsdp_status init_locks(nccl_transport *transport, fsdp_error *err)
     }
     if (!failed)
         failed = pthread_mutex_init(&transport->lock, NULL);
+    if (!failed)
+        failed = pthread_mutex_init(&transport->memory, NULL);
     return failed ? fsdp_fail_errno(err, failed, "cannot make a lock") : FSDP_OK;
 }
 
@@ -951,22 +967,13 @@ static fsdp_status create(const fsdp_nccl_spec *spec, nccl_transport **made_out,
                : fsdp_fail_memory(err, "a transport over NCCL");
 }
 
-/* Collective: the watch's own group. */
-static fsdp_status create_watches(nccl_transport *transport, fsdp_error *err)
-{
-    fsdp_transport *inner = transport->inner;
-    return inner->ops->comm_create(inner, transport->all, inner->size, 1, &transport->watches, err);
-}
-
 fsdp_status fsdp_transport_nccl(const fsdp_nccl_spec *spec, fsdp_transport **transport_out,
                                 fsdp_error *err)
 {
     nccl_transport *made = NULL;
     fsdp_status status = fsdp_ctl_agree(spec->ctl, create(spec, &made, err), err);
     if (status == FSDP_OK)
-        status = fsdp_ctl_agree(spec->ctl, create_watches(made, err), err);
-    if (status == FSDP_OK)
-        status = fsdp_ctl_agree(spec->ctl, fsdp_nccl_watch_begin(made, err), err);
+        status = fsdp_nccl_watch_begin(made, spec, err);
     if (status == FSDP_OK) {
         *transport_out = &made->base;
         return FSDP_OK;

@@ -15,6 +15,8 @@ typedef struct fsdp_nccl_spec {
     fsdp_device *device;       /* whose streams are CUDA's; outlives the transport */
     bool check;                /* compares the headers of all calls before they are given to NCCL */
     bool shares_gpu;           /* the GPU of a rank is that of another one, too */
+    uint64_t host;             /* equal on ranks of one host */
+    int direct_ranks;          /* up to so many ranks the watches talk to all others; 0: 64 */
     int creation_ms;           /* how long NCCL may take to make and connect a group; 0: ten minutes */
 } fsdp_nccl_spec;
 

@@ -894,7 +894,8 @@ static fsdp_status open_nccl(const fsdp_launch_options *options, fsdp_world_part
     fsdp_nccl_spec spec = {.ctl = parts->ctl,
                            .inner = parts->transport,
                            .device = parts->device,
-                           .check = options->check};
+                           .check = options->check,
+                           .host = parts->host};
     bool uses_nccl;
     FSDP_TRY(launch_decide_nccl(options, parts, &uses_nccl, &spec.shares_gpu, err));
     return uses_nccl ? fsdp_transport_nccl(&spec, &parts->transport, err) : FSDP_OK;

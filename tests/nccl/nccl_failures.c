@@ -1,9 +1,12 @@
 /*
  * Failures over the fake NCCL: every rank ends, each with an error that names the rank at fault, and nothing
  * is left. Deadlines of a minute mean that the end does not come from the deadline.
+ *
+ * usage: nccl_failures [hosts] [CASE], where with `hosts` beats go through one rank per host
  */
 #include "tests/nccl/nccl_ranks.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +25,7 @@ enum {
 };
 
 static fake_nccl_control *fake;
+static bool has_hosts;
 
 static void plan(fake_nccl_plan wanted)
 {
@@ -35,7 +39,9 @@ static void expect_end(const nccl_world *world, fsdp_status status, int at_fault
     nccl_rank ranks[NCCL_MOST_RANKS];
     char wrong[200];
     int64_t begin_ms = fsdp_now_ms();
-    run_nccl_world(world, ranks);
+    nccl_world placed = *world;
+    placed.has_hosts = has_hosts;
+    run_nccl_world(&placed, ranks);
     for (int i = 0; i < world->size; i++) {
         const fsdp_error *err = &ranks[i].err;
         snprintf(wrong, sizeof wrong, "rank %d ends with %d, by rank %d, with '%s'", i, (int)status,
@@ -147,7 +153,7 @@ static fsdp_status die_slowly(nccl_rank *rank, fsdp_error *err)
     FSDP_TRY(give_call(rank, err));
     if (rank->rank == 1) {
         nanosleep(&moment, NULL);
-        fsdp_comm_abort(((nccl_transport *)rank->transport)->watches, &why);
+        end_beats(rank, &why);
     }
     return call_and_wait(rank, err);
 }
@@ -315,7 +321,7 @@ static fsdp_status lose_watch(nccl_rank *rank, fsdp_error *err)
     const fsdp_error why = {.status = FSDP_ERR_PEER, .rank = 1, .text = "rank 1 died"};
     FSDP_TRY(give_call(rank, err));
     if (rank->rank == 1)
-        fsdp_comm_abort(((nccl_transport *)rank->transport)->watches, &why);
+        end_beats(rank, &why);
     else
         FSDP_TRY(give_call(rank, err));
     return await_failure(rank, err);
@@ -358,6 +364,33 @@ static void blocks_in_a_call(void)
                "got no result from NCCL within 1 s, though all ranks came to all_reduce "
                "of 8 f32 for "
                "layers.1 (call 2)");
+}
+
+static void *free_memory(void *context)
+{
+    nccl_rank *rank = context;
+    const struct timespec moment = {.tv_nsec = 200000000};
+    nanosleep(&moment, NULL); /* rank 1 is in its call by now */
+    fsdp_comm_dealloc(rank->comm, rank->context);
+    return NULL;
+}
+
+/* Another thread gives memory back, for which NCCL waits until the call has ended. */
+static fsdp_status call_and_free(nccl_rank *rank, fsdp_error *err)
+{
+    pthread_t thread;
+    rank->context = fsdp_comm_alloc(rank->comm, 64);
+    expect(rank->context && pthread_create(&thread, NULL, free_memory, rank) == 0, "a thread", "");
+    fsdp_status status = call_twice(rank, err);
+    pthread_join(thread, NULL);
+    return status;
+}
+
+static void frees_memory_in_a_call(void)
+{
+    plan((fake_nccl_plan){.rank = 1, .hang_at = 2});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = SHORT_MS, .body = call_and_free},
+               FSDP_ERR_PEER, -1, "got no result from NCCL within 1 s, though all ranks came");
 }
 
 static fsdp_status be_busy(nccl_rank *rank, fsdp_error *err)
@@ -496,6 +529,7 @@ static const test_case cases[] = {
     {"dies", dies},
     {"hangs_in_a_call", hangs_in_a_call},
     {"blocks_in_a_call", blocks_in_a_call},
+    {"frees_memory_in_a_call", frees_memory_in_a_call},
     {"busy", is_busy},
     {"no_gpu", has_no_gpu},
     {"shares_a_gpu", shares_a_gpu},
@@ -508,6 +542,9 @@ static const test_case cases[] = {
 int main(int argc, char **argv)
 {
     fake = fake_nccl_of();
+    has_hosts = argc > 1 && strcmp(argv[1], "hosts") == 0;
+    argv += has_hosts;
+    argc -= has_hosts;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         if (argc > 1 && strcmp(argv[1], cases[i].name) != 0)
             continue;

@@ -1,6 +1,8 @@
 /*
  * Ranks as processes: one that is killed in a collective is named by the others (over the fake NCCL); and the
  * real NCCL, where there is one, goes as far as it can without a GPU.
+ *
+ * usage: nccl_processes [real|hosts], where with `hosts` beats go through one rank per host, and that one dies
  */
 #include "tests/nccl/nccl_ranks.h"
 
@@ -14,14 +16,19 @@
 
 enum { SKIPPED = 77, DEADLINE_MS = 60000 };
 
+static bool has_hosts;
+
 /* The transport over NCCL takes the place of the rank's own. */
 static fsdp_status connect_nccl(rank_process *process, nccl_rank *rank, fsdp_error *err)
 {
     int all[NCCL_MOST_RANKS] = {0, 1, 2, 3, 4, 5, 6, 7};
     *rank = (nccl_rank){.rank = process->rank, .size = process->size};
     FSDP_TRY(open_nccl_device(&rank->device, &rank->stream, err));
-    const fsdp_nccl_spec spec = {
-        .ctl = process->ctl, .inner = process->transport, .device = rank->device};
+    const fsdp_nccl_spec spec = {.ctl = process->ctl,
+                                 .inner = process->transport,
+                                 .device = rank->device,
+                                 .host = (uint64_t)rank->rank / 2,
+                                 .direct_ranks = has_hosts ? 1 : 0};
     FSDP_TRY(fsdp_transport_nccl(&spec, &rank->transport, err));
     process->transport = rank->transport;
     return rank->transport->ops->comm_create(rank->transport, all, rank->size, 1, &rank->comm, err);
@@ -44,6 +51,12 @@ static void release(rank_process *process, nccl_rank *rank)
 
 /* --- the fake ----------------------------------------------------------------------------------- */
 
+/* With hosts the one that passes the beats of rank 1 on. */
+static int killed(void)
+{
+    return has_hosts ? 0 : 1;
+}
+
 static fsdp_status be_killed(rank_process *process, fsdp_error *err)
 {
     nccl_rank rank;
@@ -51,7 +64,7 @@ static fsdp_status be_killed(rank_process *process, fsdp_error *err)
     fsdp_status status = connect_nccl(process, &rank, err);
     if (status == FSDP_OK)
         status = give_call(&rank, err);
-    if (rank.rank == 1)
+    if (rank.rank == killed())
         raise(SIGKILL);
     if (status == FSDP_OK)
         status = await_failure(&rank, err);
@@ -64,14 +77,17 @@ static int names_a_killed_rank(void)
     rank_processes ranks = {.size = 3, .deadline_ms = DEADLINE_MS, .body = be_killed};
     rank_result results[3];
     run_rank_processes(&ranks, results);
-    for (int i = 0; i < 3; i += 2) {
+    char named[96];
+    snprintf(named, sizeof named, "in all_reduce of 8 f32 for layers.1 (call 1): rank %d (process ",
+             killed());
+    for (int i = 0; i < 3; i++) {
         const fsdp_error *err = &results[i].err;
-        expect(results[i].status == FSDP_ERR_PEER && err->rank == 1, "rank 1 is at fault",
-               err->text);
-        expect(
-            strstr(err->text, "in all_reduce of 8 f32 for layers.1 (call 1): rank 1 (process ") &&
-                strstr(err->text, " died "),
-            "rank 1 is named, and the call", err->text);
+        if (i == killed())
+            continue;
+        expect(results[i].status == FSDP_ERR_PEER && err->rank == killed(),
+               "the rank that was killed is at fault", err->text);
+        expect(strstr(err->text, named) && strstr(err->text, " died "),
+               "the rank that was killed is named, and the call", err->text);
     }
     return 0;
 }
@@ -115,5 +131,6 @@ static int goes_up_to_the_device(void)
 int main(int argc, char **argv)
 {
     const bool is_real = argc > 1 && strcmp(argv[1], "real") == 0;
+    has_hosts = argc > 1 && strcmp(argv[1], "hosts") == 0;
     return is_real ? goes_up_to_the_device() : names_a_killed_rank();
 }

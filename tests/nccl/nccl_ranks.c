@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "base/core/clock.h"
+#include "runtime/comm_nccl/comm_nccl.h"
 #include "runtime/comm_shared/shared_transports.h"
 #include "statedict/ctl/ctl_backend.h"
 
@@ -154,6 +155,8 @@ static fsdp_status create(const rank_start *start, fsdp_error *err)
                                  .inner = start->inner,
                                  .device = rank->device,
                                  .check = start->world->check,
+                                 .host = (uint64_t)rank->rank / 2,
+                                 .direct_ranks = start->world->has_hosts ? 1 : 0,
                                  .creation_ms = start->world->creation_ms
                                                     ? start->world->creation_ms
                                                     : start->world->deadline_ms};
@@ -215,6 +218,12 @@ fsdp_status give_call(nccl_rank *rank, fsdp_error *err)
                                   .unit = "layers.1",
                                   .stream = rank->stream};
     return fsdp_comm_run(rank->comm, &call, err);
+}
+
+void end_beats(nccl_rank *rank, const fsdp_error *why)
+{
+    nccl_transport *transport = (nccl_transport *)rank->transport;
+    fsdp_comm_abort(transport->uses_hosts ? transport->hosts.local : transport->watches, why);
 }
 
 fsdp_status await_failure(nccl_rank *rank, fsdp_error *err)

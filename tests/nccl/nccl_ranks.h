@@ -20,6 +20,7 @@ typedef struct nccl_rank {
 typedef struct nccl_world {
     int size, deadline_ms;
     int creation_ms;           /* 0: the same */
+    bool has_hosts;            /* ranks 0 and 1 are on one host, 2 and 3 on the next, ...: beats go through it */
     bool check;
     fsdp_status (*body)(nccl_rank *rank, fsdp_error *err);     /* after a successful creation */
     void *context;
@@ -35,6 +36,8 @@ fake_nccl_control *fake_nccl_of(void);
 void run_nccl_world(const nccl_world *world, nccl_rank *results);
 /* An all_reduce of 8 f32 for layers.1, on the rank's stream; returns when it was given. */
 fsdp_status give_call(nccl_rank *rank, fsdp_error *err);
+/* Ends the rank's beats with a failure, as its death does. */
+void end_beats(nccl_rank *rank, const fsdp_error *why);
 /* Waits until the group has failed, at most 20 s; returns the failure. */
 fsdp_status await_failure(nccl_rank *rank, fsdp_error *err);
 
