@@ -2,7 +2,7 @@
  * Ranks as processes: one that is killed in a collective is named by the others (over the fake NCCL); and the
  * real NCCL, where there is one, goes as far as it can without a GPU.
  *
- * usage: nccl_processes [real|hosts], where with `hosts` beats go through one rank per host, and that one dies
+ * usage: nccl_processes [real|hosts]: with `hosts` beats go through one rank per host, which is killed
  */
 #include "tests/nccl/nccl_ranks.h"
 
@@ -27,7 +27,7 @@ static fsdp_status connect_nccl(rank_process *process, nccl_rank *rank, fsdp_err
     const fsdp_nccl_spec spec = {.ctl = process->ctl,
                                  .inner = process->transport,
                                  .device = rank->device,
-                                 .host = (uint64_t)rank->rank / 2,
+                                 .host = (uint64_t)rank->rank % 2,
                                  .direct_ranks = has_hosts ? 1 : 0};
     FSDP_TRY(fsdp_transport_nccl(&spec, &rank->transport, err));
     process->transport = rank->transport;
@@ -51,7 +51,7 @@ static void release(rank_process *process, nccl_rank *rank)
 
 /* --- the fake ----------------------------------------------------------------------------------- */
 
-/* With hosts the one that passes the beats of rank 1 on. */
+/* With hosts the one that passes the beats of rank 2 on. */
 static int killed(void)
 {
     return has_hosts ? 0 : 1;

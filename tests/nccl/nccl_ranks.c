@@ -155,7 +155,7 @@ static fsdp_status create(const rank_start *start, fsdp_error *err)
                                  .inner = start->inner,
                                  .device = rank->device,
                                  .check = start->world->check,
-                                 .host = (uint64_t)rank->rank / 2,
+                                 .host = (uint64_t)rank->rank % 2,
                                  .direct_ranks = start->world->has_hosts ? 1 : 0,
                                  .creation_ms = start->world->creation_ms
                                                     ? start->world->creation_ms
@@ -223,7 +223,10 @@ fsdp_status give_call(nccl_rank *rank, fsdp_error *err)
 void end_beats(nccl_rank *rank, const fsdp_error *why)
 {
     nccl_transport *transport = (nccl_transport *)rank->transport;
-    fsdp_comm_abort(transport->uses_hosts ? transport->hosts.local : transport->watches, why);
+    fsdp_comm_abort(transport->watches, why);
+    if (transport->hosts.local && fsdp_comm_size(transport->hosts.local) > 1)
+        fsdp_comm_abort(transport->hosts.local, why);
+    fsdp_comm_abort(transport->hosts.leaders, why);
 }
 
 fsdp_status await_failure(nccl_rank *rank, fsdp_error *err)

@@ -20,7 +20,7 @@ typedef struct nccl_rank {
 typedef struct nccl_world {
     int size, deadline_ms;
     int creation_ms;           /* 0: the same */
-    bool has_hosts;            /* ranks 0 and 1 are on one host, 2 and 3 on the next, ...: beats go through it */
+    bool has_hosts;            /* two, of even and odd ranks, through the first of which beats go */
     bool check;
     fsdp_status (*body)(nccl_rank *rank, fsdp_error *err);     /* after a successful creation */
     void *context;
