@@ -97,8 +97,8 @@ static fsdp_status send_to_all(fsdp_comm *comm, int root, void *data, size_t siz
     return fsdp_comm_run_now(comm, &call, err);
 }
 
-/* Leaders exchange what the ranks of their hosts have sent, or the failure of a host. `message` is what the ranks
- * of this host get then: the first failure, and what all ranks have sent, by `order`. */
+/* Leaders exchange what the ranks of their hosts have sent, or the failure of a host. `message` is what the
+ * ranks of this host get then: the first failure, and what all ranks have sent, by `order`. */
 static void run_leaders(nccl_transport *transport, size_t size, const fsdp_error *lost)
 {
     nccl_hosts *hosts = &transport->hosts;
@@ -121,8 +121,8 @@ static void run_leaders(nccl_transport *transport, size_t size, const fsdp_error
     memcpy(hosts->message, &first, sizeof first);
 }
 
-/* The ranks of a host send to its leader, leaders exchange, and a leader sends to the ranks of its host. Failures
- * go the same way, since the other hosts learn them in no other. */
+/* The ranks of a host send to its leader, leaders exchange, and a leader sends to the ranks of its host.
+ * Failures go the same way, since the other hosts learn them in no other. */
 static fsdp_status gather_by_hosts(nccl_transport *transport, const void *mine, size_t size,
                                    void *all, fsdp_error *err)
 {
