@@ -20,10 +20,12 @@ enum {
 /* The factors of a step of AdamW, computed in f64 and rounded once at their use. */
 typedef struct fsdp_adamw_factors {
     double grad_scale, keep, weight1, beta2, weight2, step_size, root_bias2, eps;
+    const double *clip;        /* of the step: no loop reads it, kernels of a GPU do */
 } fsdp_adamw_factors;
 
 typedef struct fsdp_sgd_factors {
     double grad_scale, weight_decay, momentum, weight, lr;
+    const double *clip;
     bool has_momentum, is_first, nesterov;
 } fsdp_sgd_factors;
 

@@ -58,6 +58,9 @@ size_t fsdp_cuda_power_partials(const fsdp_cuda_span *spans, size_t n);
  */
 int fsdp_cuda_power_sums(const fsdp_cuda_span *spans, size_t n, double p, double *partials, double *sums_out,
                          void *stream);
+/* As fsdp_tensor_norm, in one launch. The sums lie in device memory, outputs there or in pinned memory. The
+ * total has equal bits; the factor of another p than 1 and infinity, as far as pow agrees. */
+int fsdp_cuda_norm(const fsdp_norm_call *call, void *stream);
 /* all_finite_out (device memory): 1 when all elements of all spans are finite, else 0. */
 int fsdp_cuda_are_finite(const fsdp_cuda_span *spans, size_t n, int *all_finite_out, void *stream);
 

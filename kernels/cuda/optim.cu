@@ -104,13 +104,24 @@ FSDP_DEVICE void write_weight(const optim_item &item, int64_t at, real number)
         fsdp_write(item.param, item.param_type, at, number);
 }
 
+/* The factor of clipping lies in device memory: no host has seen it. */
+template <typename factors> FSDP_DEVICE bool is_skipped(const factors &step)
+{
+    return step.clip && *step.clip == FSDP_SKIPPED;
+}
+
+template <typename factors> FSDP_DEVICE double grad_scale_of(const factors &step)
+{
+    return step.clip ? step.grad_scale * *step.clip : step.grad_scale;
+}
+
 /* --- AdamW ------------------------------------------------------------------------------------ */
 
 template <typename real> struct adamw_numbers {
     real grad_scale, keep, weight1, beta2, weight2, root_bias2, eps, step_size;
 
     __device__ __forceinline__ explicit adamw_numbers(const fsdp_adamw_factors &from)
-        : grad_scale((real)from.grad_scale), keep((real)from.keep), weight1((real)from.weight1),
+        : grad_scale((real)grad_scale_of(from)), keep((real)from.keep), weight1((real)from.weight1),
           beta2((real)from.beta2), weight2((real)from.weight2), root_bias2((real)from.root_bias2),
           eps((real)from.eps), step_size((real)from.step_size)
     {
@@ -215,7 +226,10 @@ FSDP_KERNEL(FSDP_THREADS, 4)
 step_adamw(FSDP_PARAMS(adamw_batch<MOST>) batch)
 {
     const optim_item &item = fsdp_find_item(batch.items, batch.n);
-    const adamw_numbers<real> by(batch.shared.rows[item.factors]);
+    const fsdp_adamw_factors &factors = batch.shared.rows[item.factors];
+    if (is_skipped(factors))
+        return;
+    const adamw_numbers<real> by(factors);
     const step_tile tile(item.weights, item.weight_type, item.count, item.first_tile);
     if (!adamw_plain(item, by, tile))
         adamw_elements<real>(item, by, tile);
@@ -228,7 +242,7 @@ template <typename real> struct sgd_numbers {
     bool has_momentum, is_first, nesterov;
 
     __device__ __forceinline__ explicit sgd_numbers(const fsdp_sgd_factors &from)
-        : grad_scale((real)from.grad_scale), decay((real)from.weight_decay),
+        : grad_scale((real)grad_scale_of(from)), decay((real)from.weight_decay),
           keep((real)from.momentum), weight((real)from.weight), lr((real)from.lr),
           has_momentum(from.has_momentum), is_first(from.is_first), nesterov(from.nesterov)
     {
@@ -329,7 +343,10 @@ FSDP_KERNEL(FSDP_THREADS, 4)
 step_sgd(FSDP_PARAMS(sgd_batch<MOST>) batch)
 {
     const optim_item &item = fsdp_find_item(batch.items, batch.n);
-    const sgd_numbers<real> by(batch.shared.rows[item.factors]);
+    const fsdp_sgd_factors &factors = batch.shared.rows[item.factors];
+    if (is_skipped(factors))
+        return;
+    const sgd_numbers<real> by(factors);
     const step_tile tile(item.weights, item.weight_type, item.count, item.first_tile);
     if (!sgd_plain(item, by, tile))
         sgd_elements<real>(item, by, tile);
@@ -345,7 +362,7 @@ static bool are_equal(const fsdp_adamw_factors &a, const fsdp_adamw_factors &b)
 /* Other than those of AdamW, these have gaps between them. */
 static bool are_equal(const fsdp_sgd_factors &a, const fsdp_sgd_factors &b)
 {
-    return a.grad_scale == b.grad_scale && a.weight_decay == b.weight_decay &&
+    return a.grad_scale == b.grad_scale && a.clip == b.clip && a.weight_decay == b.weight_decay &&
            a.momentum == b.momentum && a.weight == b.weight && a.lr == b.lr &&
            a.has_momentum == b.has_momentum && a.is_first == b.is_first && a.nesterov == b.nesterov;
 }

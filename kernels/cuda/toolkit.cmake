@@ -20,8 +20,8 @@ if(NOT FSDP_WITH_CUDA STREQUAL "OFF")
     endif()
 endif()
 
-set(FSDP_CUDA_SOURCES kernels/cuda/arith.cu kernels/cuda/box.cu kernels/cuda/hash.cu kernels/cuda/norm.cu
-    kernels/cuda/optim.cu kernels/cuda/rects.cu)
+set(FSDP_CUDA_SOURCES kernels/cuda/arith.cu kernels/cuda/box.cu kernels/cuda/clip.cu kernels/cuda/hash.cu
+    kernels/cuda/norm.cu kernels/cuda/optim.cu kernels/cuda/rects.cu)
 
 # --- CUDA -----------------------------------------------------------------------------------------
 

@@ -64,6 +64,23 @@ bool fsdp_tensor_can_fold(fsdp_dtype dtype);
  * order; p = infinity: the largest |x|. NaN wins. */
 double fsdp_tensor_power_sum(const void *data, fsdp_dtype dtype, size_t count, double p);
 
+/* Sums of parts become one, and that the factor by which gradients are clipped. */
+typedef struct fsdp_norm_call {
+    const double *sums;        /* n power sums */
+    size_t n;
+    double p, max_norm;
+    bool skips;                /* a norm that is not finite gives the factor FSDP_SKIPPED */
+    double *total_out;         /* the sums in their order, for infinity the largest: NaN wins; or NULL */
+    double *factor_out;        /* fsdp_clip_factor of the total's norm; or NULL */
+} fsdp_norm_call;
+void fsdp_tensor_norm(const fsdp_norm_call *call);
+/* The norm whose power sum is `total`. */
+double fsdp_norm_of(double total, double p);
+/* The step of an optimizer with this factor changes nothing. */
+#define FSDP_SKIPPED (-1.0)
+/* min(1, max_norm / (norm + 1e-6)); NaN for a norm that is NaN; 1 for max_norm infinity. */
+double fsdp_clip_factor(double norm, double max_norm, bool skips);
+
 /* --- optimizers ------------------------------------------------------------------------------- */
 
 /* One run of elements of a shard, with its gradient and the optimizer's state. */
@@ -82,8 +99,10 @@ typedef struct fsdp_optim_tensors {
 typedef struct fsdp_adamw_step {
     double lr, beta1, beta2, eps, weight_decay;
     int64_t step;              /* 1 for the first */
-    double grad_scale;         /* multiplies every gradient: clipping, loss scaling; 1: none */
+    double grad_scale;         /* multiplies every gradient; 1: none */
     bool maximize;
+    const double *clip;        /* NULL, or another such factor, in memory that the step's device reads when it
+                                * runs. FSDP_SKIPPED: nothing changes */
 } fsdp_adamw_step;
 
 /*
@@ -96,6 +115,7 @@ typedef struct fsdp_sgd_step {
     double lr, momentum, dampening, weight_decay;
     bool nesterov, is_first, maximize; /* is_first: the momentum buffer is set, not updated */
     double grad_scale;
+    const double *clip;        /* as for AdamW */
 } fsdp_sgd_step;
 
 /* One step of SGD, like fsdp_tensor_adamw. */

@@ -1,4 +1,4 @@
-/* Norms of a piece of a tensor. See tensor.h. */
+/* Norms of tensors, and clipping by them. See tensor.h. */
 #include "kernels/train/tensor.h"
 
 #include "kernels/cast/blocks.h"
@@ -37,4 +37,31 @@ double fsdp_tensor_power_sum(const void *data, fsdp_dtype dtype, size_t count, d
     }
     total = take(total, group, p);
     return isnan(total) ? (double)NAN : total;
+}
+
+void fsdp_tensor_norm(const fsdp_norm_call *call)
+{
+    double total = 0;
+    for (size_t i = 0; i < call->n; i++)
+        total = take(total, call->sums[i], call->p);
+    if (call->total_out)
+        *call->total_out = isnan(total) ? (double)NAN : total;
+    if (call->factor_out)
+        *call->factor_out =
+            fsdp_clip_factor(fsdp_norm_of(total, call->p), call->max_norm, call->skips);
+}
+
+double fsdp_norm_of(double total, double p)
+{
+    return isinf(p) ? total : pow(total, 1 / p);
+}
+
+double fsdp_clip_factor(double norm, double max_norm, bool skips)
+{
+    if (skips && !isfinite(norm))
+        return FSDP_SKIPPED;
+    if (isinf(max_norm))
+        return 1;
+    double factor = max_norm / (norm + 1e-6);
+    return factor < 1 || isnan(factor) ? factor : 1;
 }

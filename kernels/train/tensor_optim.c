@@ -61,12 +61,25 @@ fsdp_adamw_factors fsdp_adamw_factors_of(const fsdp_adamw_step *step)
         .step_size = step->lr / bias1,
         .root_bias2 = sqrt(bias2),
         .eps = step->eps,
+        .clip = step->clip,
     };
+}
+
+/* Multiplies by the factor of clipping; false: the step is skipped. */
+static bool take_clip(double *grad_scale, const double *clip)
+{
+    if (clip && *clip == FSDP_SKIPPED)
+        return false;
+    if (clip)
+        *grad_scale *= *clip;
+    return true;
 }
 
 void fsdp_tensor_adamw(const fsdp_optim_tensors *tensors, const fsdp_adamw_step *step)
 {
     fsdp_adamw_factors factors = fsdp_adamw_factors_of(step);
+    if (!take_clip(&factors.grad_scale, step->clip))
+        return;
     fsdp_room rooms[4];
     operand weights = weights_of(tensors, &rooms[0]);
     operand mean = {.data = tensors->moments[0], .dtype = tensors->moment_type, .room = &rooms[1]};
@@ -100,12 +113,15 @@ fsdp_sgd_factors fsdp_sgd_factors_of(const fsdp_sgd_step *step)
         .has_momentum = step->momentum != 0,
         .is_first = step->is_first,
         .nesterov = step->nesterov,
+        .clip = step->clip,
     };
 }
 
 void fsdp_tensor_sgd(const fsdp_optim_tensors *tensors, const fsdp_sgd_step *step)
 {
-    const fsdp_sgd_factors factors = fsdp_sgd_factors_of(step);
+    fsdp_sgd_factors factors = fsdp_sgd_factors_of(step);
+    if (!take_clip(&factors.grad_scale, step->clip))
+        return;
     fsdp_room rooms[3];
     operand weights = weights_of(tensors, &rooms[0]);
     operand velocity = {.dtype = tensors->moment_type, .room = &rooms[1]};

@@ -139,6 +139,14 @@ static void power_sums(fsdp_stream *stream, const fsdp_span *spans, size_t n, do
                              fsdp_cuda_power_sums(spans, n, p, workspace, sums, native));
 }
 
+static void norm(fsdp_stream *stream, const fsdp_norm_call *call)
+{
+    void *native = fsdp_cuda_stream_begin(stream);
+    if (native)
+        fsdp_cuda_stream_end(stream, "norm", call->n * sizeof *call->sums,
+                             fsdp_cuda_norm(call, native));
+}
+
 static void are_finite(fsdp_stream *stream, const fsdp_span *spans, size_t n, int *all_are_finite)
 {
     void *native = fsdp_cuda_stream_begin(stream);
@@ -168,6 +176,7 @@ const fsdp_device_kernels fsdp_device_cuda_kernels = {
     .adamw = adamw,
     .sgd = sgd,
     .power_sums = power_sums,
+    .norm = norm,
     .are_finite = are_finite,
     .hashes = hashes,
 };

@@ -236,6 +236,18 @@ static void power_sums(fsdp_stream *stream, const fsdp_span *spans, size_t n, do
     submit(stream, run_power_sums, &args, sizeof args);
 }
 
+static fsdp_status run_norm(void *args, fsdp_error *err)
+{
+    (void)err;
+    fsdp_tensor_norm(args);
+    return FSDP_OK;
+}
+
+static void norm(fsdp_stream *stream, const fsdp_norm_call *call)
+{
+    submit(stream, run_norm, call, sizeof *call);
+}
+
 static fsdp_status run_are_finite(void *args, fsdp_error *err)
 {
     const result_args *work = args;
@@ -284,6 +296,7 @@ const fsdp_device_kernels fsdp_device_host_kernels = {
     .adamw = adamw,
     .sgd = sgd,
     .power_sums = power_sums,
+    .norm = norm,
     .are_finite = are_finite,
     .hashes = hashes,
 };

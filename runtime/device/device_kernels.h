@@ -49,6 +49,8 @@ typedef struct fsdp_device_kernels {
 
     /* Results lie in staging memory, one per span, or one for all. */
     void (*power_sums)(fsdp_stream *stream, const fsdp_span *spans, size_t n, double p, double *sums);
+    /* The call is copied. The sums are those of power_sums. */
+    void (*norm)(fsdp_stream *stream, const fsdp_norm_call *call);
     void (*are_finite)(fsdp_stream *stream, const fsdp_span *spans, size_t n, int *all_are_finite);
     void (*hashes)(fsdp_stream *stream, const fsdp_span *spans, size_t n, fsdp_hash *hashes);
 } fsdp_device_kernels;

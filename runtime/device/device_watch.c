@@ -195,6 +195,12 @@ static void power_sums(fsdp_stream *head, const fsdp_span *spans, size_t n, doub
     kernels_of(inner)->power_sums(inner, spans, n, p, sums);
 }
 
+static void norm(fsdp_stream *head, const fsdp_norm_call *call)
+{
+    fsdp_stream *inner = next_work(head);
+    kernels_of(inner)->norm(inner, call);
+}
+
 static void are_finite(fsdp_stream *head, const fsdp_span *spans, size_t n, int *all_are_finite)
 {
     fsdp_stream *inner = next_work(head);
@@ -220,6 +226,7 @@ static const fsdp_device_kernels watched_kernels = {
     .adamw = adamw,
     .sgd = sgd,
     .power_sums = power_sums,
+    .norm = norm,
     .are_finite = are_finite,
     .hashes = hashes,
 };

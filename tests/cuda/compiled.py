@@ -27,7 +27,7 @@ VECTORS = {"ld": re.compile(r"ld\.global(\.nc)?(\.\w+)*\.(v4\.[a-z]32|v2\.[a-z]6
 ENTRY = re.compile(r"\.entry (\w+)\((.*?)^\}", re.S | re.M)
 # Kernels that do not load, or do not store, tensors; all others do both by vectors.
 ONLY_LOAD = {"sum_groups", "find_infinite", "hash_spans"}
-SMALL = {"sum_spans", "begin_finite"}
+SMALL = {"sum_spans", "begin_finite", "find_norm"}
 # Those that take one element at a time: of f64 and integers, and with pow.
 BY_ELEMENT = re.compile(r"\w+<double,|fold_integers|sum_groups<2,")
 TYPES = {"f": "float", "d": "double", "j": "uint32_t", "m": "uint64_t"}

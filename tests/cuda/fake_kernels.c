@@ -218,6 +218,8 @@ static void adamw(fsdp_stream *stream, const fsdp_optim_tensors *tensors,
     relay to = begin(stream, "adamw");
     if (n == 0)
         return;
+    for (size_t i = 0; i < n; i++)
+        reach(&to, steps[i].clip, sizeof *steps[i].clip);
     fsdp_optim_tensors *kept = keep_steps(&to, tensors, steps, n, sizeof *steps);
     host()->adamw(&to.head, kept, (const fsdp_adamw_step *)(const void *)(kept + n), n);
 }
@@ -228,6 +230,8 @@ static void sgd(fsdp_stream *stream, const fsdp_optim_tensors *tensors, const fs
     relay to = begin(stream, "sgd");
     if (n == 0)
         return;
+    for (size_t i = 0; i < n; i++)
+        reach(&to, steps[i].clip, sizeof *steps[i].clip);
     fsdp_optim_tensors *kept = keep_steps(&to, tensors, steps, n, sizeof *steps);
     host()->sgd(&to.head, kept, (const fsdp_sgd_step *)(const void *)(kept + n), n);
 }
@@ -247,6 +251,15 @@ static void power_sums(fsdp_stream *stream, const fsdp_span *spans, size_t n, do
     relay to = begin(stream, "power_sums");
     reach(&to, sums, n * sizeof *sums);
     host()->power_sums(&to.head, keep_spans(&to, spans, n), n, p, sums);
+}
+
+static void norm(fsdp_stream *stream, const fsdp_norm_call *call)
+{
+    relay to = begin(stream, "norm");
+    reach(&to, call->sums, call->n * sizeof *call->sums);
+    reach(&to, call->total_out, sizeof *call->total_out);
+    reach(&to, call->factor_out, sizeof *call->factor_out);
+    host()->norm(&to.head, call);
 }
 
 static void are_finite(fsdp_stream *stream, const fsdp_span *spans, size_t n, int *all_are_finite)
@@ -276,6 +289,7 @@ const fsdp_device_kernels fsdp_device_cuda_kernels = {
     .adamw = adamw,
     .sgd = sgd,
     .power_sums = power_sums,
+    .norm = norm,
     .are_finite = are_finite,
     .hashes = hashes,
 };

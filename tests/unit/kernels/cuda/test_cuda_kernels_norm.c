@@ -144,6 +144,36 @@ Test(cuda_kernels_norm, one_element_of_whole_tiles_is_found)
     }
 }
 
+/* Fewer sums than threads, as many, and more, with a NaN or an infinity in some of them. */
+Test(cuda_kernels_norm, a_norm_and_its_factor_are_those_of_c)
+{
+    enum { MOST = 700 };
+    static const double powers[] = {2, 1, INFINITY, 3.5}, limits[] = {0.5, 1e9, INFINITY, 0};
+    static double sums[MOST];
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        double found[2] = {7, 7}, expected[2] = {7, 7};
+        case_seed(seed);
+        fsdp_norm_call call = {.sums = sums,
+                               .n = case_below(4) == 0 ? 256 : case_below(MOST),
+                               .p = powers[seed % 4],
+                               .max_norm = limits[case_below(4)],
+                               .skips = case_below(2) == 0};
+        for (size_t i = 0; i < call.n; i++)
+            sums[i] = (double)case_below(1000) / 7;
+        if (call.n > 0 && case_below(3) == 0)
+            sums[case_below(call.n)] = case_below(2) == 0 ? NAN : INFINITY;
+        const bool wants_total = case_below(4) > 0, wants_factor = case_below(4) > 0;
+        call.total_out = wants_total ? &found[0] : NULL;
+        call.factor_out = wants_factor ? &found[1] : NULL;
+        case_expect_success(fsdp_cuda_norm(&call, NULL));
+        call.total_out = wants_total ? &expected[0] : NULL;
+        call.factor_out = wants_factor ? &expected[1] : NULL;
+        fsdp_tensor_norm(&call);
+        cr_assert(memcmp(found, expected, sizeof found) == 0, "seed %d: %a %a, not %a %a",
+                  (int)seed, found[0], found[1], expected[0], expected[1]);
+    }
+}
+
 Test(cuda_kernels_norm, one_element_that_is_not_finite_is_found)
 {
     static const double wrong[] = {INFINITY, -INFINITY, NAN};

@@ -81,6 +81,14 @@ static void check_case(tensor_case *one)
     }
 }
 
+/* Factors of clipping, in the device's memory. */
+static const double *random_clip(void)
+{
+    static const double factors[] = {0.41, 1, FSDP_SKIPPED};
+    const size_t which = case_below(5);
+    return which < 3 ? &factors[which] : NULL;
+}
+
 static fsdp_adamw_step random_adamw(void)
 {
     return (fsdp_adamw_step){.lr = ldexp(1, -(int)case_below(12)),
@@ -90,7 +98,8 @@ static fsdp_adamw_step random_adamw(void)
                              .weight_decay = case_below(2) == 0 ? 0.01 : 0,
                              .step = 1 + (int64_t)case_below(100),
                              .grad_scale = case_below(2) == 0 ? 1 : 0.37,
-                             .maximize = case_below(4) == 0};
+                             .maximize = case_below(4) == 0,
+                             .clip = random_clip()};
 }
 
 static fsdp_sgd_step random_sgd(void)
@@ -102,7 +111,8 @@ static fsdp_sgd_step random_sgd(void)
                            .nesterov = case_below(2) == 0,
                            .is_first = case_below(3) == 0,
                            .maximize = case_below(4) == 0,
-                           .grad_scale = case_below(2) == 0 ? 1 : 0.37};
+                           .grad_scale = case_below(2) == 0 ? 1 : 0.37,
+                           .clip = random_clip()};
 }
 
 Test(cuda_kernels_optim, adamw_is_that_of_c)

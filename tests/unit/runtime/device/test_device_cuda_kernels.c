@@ -148,6 +148,9 @@ static void do_results(fsdp_stream *stream, unsigned char *const data[BUFFERS],
     double *sums = (double *)(void *)staging;
     kernels->power_sums(stream, spans, 1, 2, sums);
     kernels->power_sums(stream, spans, 2, 2, sums + 1);
+    const fsdp_norm_call norm = {
+        .sums = sums, .n = 3, .p = 2, .max_norm = 3, .total_out = sums + 4, .factor_out = sums + 5};
+    kernels->norm(stream, &norm);
     kernels->are_finite(stream, spans, 2, (int *)(void *)(sums + 3));
     kernels->fill(stream, data[1], 0xff, 4);
     kernels->are_finite(stream, spans, 2, (int *)(void *)(sums + 3) + 1);
@@ -166,7 +169,7 @@ Test(device_cuda_kernels, each_gives_the_bits_of_the_hosts)
             do_steps(self.stream[side], self.data[side]);
             do_results(self.stream[side], self.data[side], self.staging[side]);
         }
-        expect_equal(&self, 4 * sizeof(double));
+        expect_equal(&self, 6 * sizeof(double));
         end(&self);
     }
 }
