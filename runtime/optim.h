@@ -97,14 +97,22 @@ FSDP_API size_t fsdp_optim_describe_state(const fsdp_optim *optim, const fsdp_pa
 typedef struct fsdp_clip_opts {
     double max_norm;           /* 0 or infinity: only measure */
     double norm_type;          /* default 2; infinity: the largest */
-    bool error_if_nonfinite;   /* a norm that is not finite is FSDP_ERR_DAMAGED, and no gradient changes */
+    bool error_if_nonfinite;   /* a norm that is not finite is FSDP_ERR_DAMAGED, and no gradient changes;
+                                * without norm_out the steps change nothing, instead of the error */
 } fsdp_clip_opts;
-/* Measures the norm and clips the gradients, between end_backward and the step. *norm_out, not NULL, gets the
- * norm of all gradients as one vector, the same on every rank. Multiplies the gradients by min(1, max_norm /
- * (norm + 1e-6)). opts NULL: all zero, which only measures. Collective over all ranks of the root's meshes.
- * */
+/* Measures the norm and clips the gradients, between end_backward and the step. *norm_out gets the norm of all
+ * gradients as one vector, the same on every rank. Multiplies the gradients by min(1, max_norm / (norm +
+ * 1e-6)). opts NULL: all zero, which only measures. Collective over all ranks of the root's meshes.
+ *
+ * norm_out NULL: the host does not wait for a GPU. The gradients stay as they are; the optimizers' steps
+ * multiply them, without rounding those of bf16 and f16 first, and must come before the next backward. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts,
                                                            double *norm_out, fsdp_error *err);
+
+/* Returns the norm of the last clipping; ago 1: of the one before it. Waits until it is known: after the next
+ * step was given to a GPU, the norm of the step before usually is. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_grad_norm(fsdp_root *root, int ago, double *norm_out,
+                                                      fsdp_error *err);
 
 /* Loss scaling for f16: multiply the loss by fsdp_scaler_scale, then call fsdp_scaler_step instead of
  * fsdp_optim_step. All ranks agree whether any gradient is not finite, so that the calls marked so are

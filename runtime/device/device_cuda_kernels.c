@@ -69,13 +69,12 @@ static void add(fsdp_stream *stream, void *to, fsdp_dtype to_type, const void *f
                              fsdp_cuda_add(&span, from, from_type, native));
 }
 
-static void multiply(fsdp_stream *stream, void *data, fsdp_dtype dtype, size_t count, double factor)
+static void multiply(fsdp_stream *stream, const fsdp_span *spans, size_t n, double factor)
 {
-    const fsdp_span span = {.data = data, .dtype = dtype, .count = count};
     void *native = fsdp_cuda_stream_begin(stream);
     if (native)
-        fsdp_cuda_stream_end(stream, "multiply", size_of_spans(&span, 1),
-                             fsdp_cuda_multiply(&span, 1, factor, native));
+        fsdp_cuda_stream_end(stream, "multiply", size_of_spans(spans, n),
+                             fsdp_cuda_multiply(spans, n, factor, native));
 }
 
 static void divide(fsdp_stream *stream, void *data, fsdp_dtype dtype, size_t count, double divisor)

@@ -127,18 +127,25 @@ static void add(fsdp_stream *stream, void *to, fsdp_dtype to_type, const void *f
     submit(stream, run_add, &args, sizeof args);
 }
 
+typedef struct multiply_args {
+    const fsdp_span *spans;
+    size_t n;
+    double factor;
+} multiply_args;
+
 static fsdp_status run_multiply(void *args, fsdp_error *err)
 {
-    const arithmetic_args *work = args;
+    const multiply_args *work = args;
     (void)err;
-    fsdp_tensor_multiply(work->to, work->to_type, work->count, work->number);
+    for (size_t i = 0; i < work->n; i++)
+        fsdp_tensor_multiply(work->spans[i].data, work->spans[i].dtype, work->spans[i].count,
+                             work->factor);
     return FSDP_OK;
 }
 
-static void multiply(fsdp_stream *stream, void *data, fsdp_dtype dtype, size_t count, double factor)
+static void multiply(fsdp_stream *stream, const fsdp_span *spans, size_t n, double factor)
 {
-    const arithmetic_args args = {.to = data, .to_type = dtype, .count = count, .number = factor};
-    submit(stream, run_multiply, &args, sizeof args);
+    submit(stream, run_multiply, &(multiply_args){spans, n, factor}, sizeof(multiply_args));
 }
 
 static fsdp_status run_divide(void *args, fsdp_error *err)

@@ -38,7 +38,7 @@ typedef struct fsdp_device_kernels {
                  size_t count);
     void (*add)(fsdp_stream *stream, void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
                 size_t count);
-    void (*multiply)(fsdp_stream *stream, void *data, fsdp_dtype dtype, size_t count, double factor);
+    void (*multiply)(fsdp_stream *stream, const fsdp_span *spans, size_t n, double factor);
     void (*divide)(fsdp_stream *stream, void *data, fsdp_dtype dtype, size_t count, double divisor);
     void (*fold)(fsdp_stream *stream, const fsdp_fold_call *call);     /* call stays the caller's, too */
 
@@ -47,7 +47,7 @@ typedef struct fsdp_device_kernels {
                   size_t n);
     void (*sgd)(fsdp_stream *stream, const fsdp_optim_tensors *tensors, const fsdp_sgd_step *steps, size_t n);
 
-    /* Results lie in staging memory, one per span, or one for all. */
+    /* Results lie in memory of either kind, one per span, or one for all. */
     void (*power_sums)(fsdp_stream *stream, const fsdp_span *spans, size_t n, double p, double *sums);
     /* The call is copied. The sums are those of power_sums. */
     void (*norm)(fsdp_stream *stream, const fsdp_norm_call *call);

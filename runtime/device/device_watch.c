@@ -157,10 +157,10 @@ static void add(fsdp_stream *head, void *to, fsdp_dtype to_type, const void *fro
     kernels_of(inner)->add(inner, to, to_type, from, from_type, count);
 }
 
-static void multiply(fsdp_stream *head, void *data, fsdp_dtype dtype, size_t count, double factor)
+static void multiply(fsdp_stream *head, const fsdp_span *spans, size_t n, double factor)
 {
     fsdp_stream *inner = next_work(head);
-    kernels_of(inner)->multiply(inner, data, dtype, count, factor);
+    kernels_of(inner)->multiply(inner, spans, n, factor);
 }
 
 static void divide(fsdp_stream *head, void *data, fsdp_dtype dtype, size_t count, double divisor)

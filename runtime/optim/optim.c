@@ -9,6 +9,352 @@
 #include <math.h>
 #include <string.h>
 
+/* === clipping ================================================================================= */
+
+/*
+ * The norm of all gradients as one vector, and clipping. Every rank sums over its own rows; of the ranks
+ * that hold copies of the same rows, only the first counts them. So one number is summed over all ranks,
+ * for every mesh. On a GPU the sums, the number and the factor stay on the device: the ranks' sums are
+ * gathered there, so that their order is that of the ranks over every transport.
+ */
+
+/* --- one number over all ranks ---------------------------------------------------------------- */
+
+static fsdp_status need_connected(const fsdp_ordered_comm *ordered, const char *what,
+                                  fsdp_error *err)
+{
+    if (ordered)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s needs the mesh of all ranks to be connected (fsdp_world_connect)", what);
+}
+
+/* Sum, or maximum, of one number over all ranks that hold parts of the root's parameters, in rank order. */
+static fsdp_status root_fold(fsdp_root *root, double *value, fsdp_fold fold, const char *what,
+                             fsdp_error *err)
+{
+    fsdp_ordered_comm *ordered;
+    const fsdp_collective call = {.kind = FSDP_ALL_REDUCE,
+                                  .dtype = FSDP_F64,
+                                  .in = value,
+                                  .out = value,
+                                  .count = 1,
+                                  .op = fold == FSDP_FOLD_SUM ? FSDP_REDUCE_SUM : FSDP_REDUCE_MAX,
+                                  .unit = what};
+    FSDP_TRY(fsdp_root_widest_comm(root, &ordered, err));
+    FSDP_TRY(need_connected(ordered, what, err));
+    return fsdp_comm_run(ordered->comm, &call, err);
+}
+
+/* --- gradients as a list ------------------------------------------------------------------------ */
+
+/* The gradients of this rank, for kernels. counts: which to list; NULL: all. *spans_out is the caller's. */
+static fsdp_status list_grads(fsdp_root *root, bool (*counts)(const fsdp_param *param),
+                              fsdp_span **spans_out, size_t *count_out, fsdp_error *err)
+{
+    const fsdp_model *model = root->model;
+    fsdp_span *spans = fsdp_alloc(model->count, sizeof *spans);
+    *spans_out = spans;
+    *count_out = 0;
+    if (!spans)
+        return fsdp_fail_memory(err, "a list of gradients");
+    for (size_t i = 0; i < model->count; i++) {
+        const fsdp_param *param = model->params[i];
+        size_t count = (size_t)fsdp_param_local_count(param);
+        if (param->shard_grad && count > 0 && (!counts || counts(param)))
+            spans[(*count_out)++] = (fsdp_span){param->shard_grad, param->dtype, count};
+    }
+    return FSDP_OK;
+}
+
+/* True when this rank is the first of those that hold these rows. */
+static bool is_first_holder(const fsdp_param *param)
+{
+    return fsdp_layout_copy(&param->layout, param->model->world->rank, 0) == 0;
+}
+
+/* --- the norm --------------------------------------------------------------------------------- */
+
+/* Memory for the numbers of all clippings of the root. */
+static fsdp_status make_numbers(fsdp_root *root, int ranks, fsdp_error *err)
+{
+    fsdp_clipping *clipping = &root->clipping;
+    fsdp_device *device = root->context->device;
+    const size_t size = sizeof *clipping->numbers, sums = root->model->count + (size_t)ranks;
+    if (!clipping->numbers)
+        clipping->numbers = device->ops->alloc(device, (sums + 1) * size);
+    if (!clipping->totals)
+        clipping->totals = device->ops->alloc_staging(device, FSDP_KEPT_NORMS * size);
+    if (!clipping->numbers || !clipping->totals)
+        return fsdp_fail_memory(err, "the norm of the gradients");
+    clipping->number_count = sums + 1;
+    clipping->factor = clipping->numbers + sums;
+    return FSDP_OK;
+}
+
+static fsdp_kept_norm *last_norm(fsdp_clipping *clipping)
+{
+    return &clipping->norms[(clipping->count - 1) % FSDP_KEPT_NORMS];
+}
+
+static double *last_total(const fsdp_clipping *clipping)
+{
+    return &clipping->totals[(clipping->count - 1) % FSDP_KEPT_NORMS];
+}
+
+/* Each rank's sum goes to its place among those of all ranks. */
+static void gather_sums(fsdp_stream *compute, fsdp_ordered_comm *ordered, double *sums)
+{
+    const fsdp_collective call = {.kind = FSDP_ALL_GATHER,
+                                  .dtype = FSDP_F64,
+                                  .in = sums + fsdp_comm_rank(ordered->comm),
+                                  .out = sums,
+                                  .count = 1,
+                                  .unit = "clip_grad_norm"};
+    fsdp_work_collective(compute, ordered, &call, NULL);
+}
+
+/* Gives the compute stream all of it, and does not wait. `call` has what the sums become. */
+static void measure_in_stream(fsdp_root *root, fsdp_ordered_comm *ordered, const fsdp_span *grads,
+                              fsdp_norm_call call)
+{
+    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
+    const fsdp_device_kernels *kernels = compute->device->ops->kernels;
+    double *sums = root->clipping.numbers, *of_ranks = sums + root->model->count;
+    kernels->power_sums(compute, grads, call.n, call.p, sums);
+    call.sums = sums;
+    if (ordered->size > 1) {
+        const fsdp_norm_call mine = {.sums = sums,
+                                     .n = call.n,
+                                     .p = call.p,
+                                     .total_out = of_ranks + fsdp_comm_rank(ordered->comm)};
+        kernels->norm(compute, &mine);
+        gather_sums(compute, ordered, of_ranks);
+        call.sums = of_ranks;
+        call.n = (size_t)ordered->size;
+    }
+    kernels->norm(compute, &call);
+    last_norm(&root->clipping)->known = fsdp_stream_now(compute);
+}
+
+static fsdp_status measure_on_host(fsdp_root *root, const fsdp_span *grads, fsdp_norm_call call,
+                                   fsdp_error *err)
+{
+    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
+    double *sums = root->clipping.numbers, total = 0;
+    const fsdp_norm_call mine = {.sums = sums, .n = call.n, .p = call.p, .total_out = &total};
+    const fsdp_fold fold = isinf(call.p) ? FSDP_FOLD_MAX : FSDP_FOLD_SUM;
+    compute->device->ops->kernels->power_sums(compute, grads, call.n, call.p, sums);
+    FSDP_TRY(compute->device->ops->sync(fsdp_stream_now(compute), err));
+    fsdp_tensor_norm(&mine);
+    FSDP_TRY(root_fold(root, &total, fold, "clip_grad_norm", err));
+    call.sums = &total;
+    call.n = 1;
+    fsdp_tensor_norm(&call);
+    last_norm(&root->clipping)->known = (fsdp_event){0};
+    return FSDP_OK;
+}
+
+/* The total and the factor of the next norm; on a host's device they are known then. */
+static fsdp_status measure(fsdp_root *root, const fsdp_clip_opts *opts, fsdp_error *err)
+{
+    fsdp_clipping *clipping = &root->clipping;
+    fsdp_ordered_comm *ordered = fsdp_root_find_widest(root);
+    fsdp_span *grads = NULL;
+    size_t n = 0;
+    FSDP_TRY(need_connected(ordered, "clip_grad_norm", err));
+    FSDP_TRY(make_numbers(root, ordered->size, err));
+    fsdp_status status = list_grads(root, is_first_holder, &grads, &n, err);
+    clipping->count++;
+    last_norm(clipping)->p = opts->norm_type;
+    clipping->max_norm = opts->max_norm;
+    clipping->skips = opts->error_if_nonfinite;
+    const fsdp_norm_call call = {.n = n,
+                                 .p = opts->norm_type,
+                                 .max_norm = opts->max_norm,
+                                 .skips = opts->error_if_nonfinite,
+                                 .total_out = last_total(clipping),
+                                 .factor_out = clipping->factor};
+    if (status == FSDP_OK && root->context->device->ops->is_host)
+        status = measure_on_host(root, grads, call, err);
+    else if (status == FSDP_OK)
+        measure_in_stream(root, ordered, grads, call);
+    fsdp_free(grads);
+    return status;
+}
+
+/* Waits until the norm is known. A rank that failed leaves other numbers in the others' memory. */
+static fsdp_status read_norm(const fsdp_root *root, uint64_t number, double *norm_out,
+                             fsdp_error *err)
+{
+    const size_t place = number % FSDP_KEPT_NORMS;
+    const fsdp_kept_norm *kept = &root->clipping.norms[place];
+    FSDP_TRY(root->context->device->ops->sync(kept->known, err));
+    FSDP_TRY(fsdp_context_check_comms(root->context, err));
+    *norm_out = fsdp_norm_of(root->clipping.totals[place], kept->p);
+    return FSDP_OK;
+}
+
+/* --- steps that clip ---------------------------------------------------------------------------- */
+
+static fsdp_status clip_check_done(const fsdp_root *root, const char *call, fsdp_error *err)
+{
+    if (!root->clipping.is_pending)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "cannot %s: the gradients wait to be clipped by the optimizer's step; step "
+                     "first, or drop them by fsdp_root_zero_grad",
+                     call);
+}
+
+/* Takes back the count of steps that the device has skipped, and waits for the norm that decides it. A
+ * failure stays in the stream, for the next call on the root. */
+static void clip_settle(fsdp_root *root)
+{
+    double norm = 0;
+    if (!root->clipping.is_unsettled)
+        return;
+    root->clipping.is_unsettled = false;
+    const bool was_skipped =
+        read_norm(root, root->clipping.count - 1, &norm, NULL) == FSDP_OK && !isfinite(norm);
+    for (const fsdp_optim *optim = root->optims; optim; optim = optim->next)
+        for (size_t i = 0; i < optim->count; i++) {
+            if (was_skipped && optim->states[i].is_unsettled)
+                optim->states[i].step--;
+            optim->states[i].is_unsettled = false;
+        }
+}
+
+static fsdp_status clip_begin_step(fsdp_root *root, fsdp_error *err)
+{
+    const fsdp_clipping *clipping = &root->clipping;
+    if (!clipping->is_pending)
+        clip_settle(root);
+    else if (clipping->backwards != root->backwards)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot step the optimizer: a backward came after the clipping that the "
+                         "step was to do; clip after the last backward");
+    return FSDP_OK;
+}
+
+/* The factor by which these kernels multiply gradients; NULL: none. */
+static const double *clip_factor_of(fsdp_root *root, const fsdp_device_kernels *kernels)
+{
+    fsdp_clipping *clipping = &root->clipping;
+    if (!clipping->is_pending)
+        return NULL;
+    if (root->context->device->ops->is_host || kernels != &fsdp_device_host_kernels)
+        return clipping->factor;
+    /* the host has waited for the compute stream (await_copies) */
+    const double norm = fsdp_norm_of(*last_total(clipping), last_norm(clipping)->p);
+    clipping->host_factor = fsdp_clip_factor(norm, clipping->max_norm, clipping->skips);
+    return &clipping->host_factor;
+}
+
+static void clip_end_step(fsdp_root *root)
+{
+    fsdp_clipping *clipping = &root->clipping;
+    clipping->is_unsettled |= clipping->is_pending && clipping->skips;
+    if (!fsdp_root_awaits_step(root, NULL))
+        clipping->is_pending = false;
+}
+
+/* --- clipping ----------------------------------------------------------------------------------- */
+
+/* Offloaded ones are in the memory of the host next to a GPU. */
+static bool is_on_device(const fsdp_param *param)
+{
+    return fsdp_group_kernels(param->group) == param->group->context->device->ops->kernels;
+}
+
+static bool is_beside_device(const fsdp_param *param)
+{
+    return !is_on_device(param);
+}
+
+static fsdp_status multiply_some(fsdp_root *root, const fsdp_device_kernels *kernels,
+                                 bool (*are_meant)(const fsdp_param *param), double factor,
+                                 fsdp_error *err)
+{
+    fsdp_span *grads = NULL;
+    size_t n = 0;
+    fsdp_status status = list_grads(root, are_meant, &grads, &n, err);
+    if (status == FSDP_OK) {
+        kernels->multiply(root->context->streams[FSDP_STREAM_COMPUTE], grads, n, factor);
+        status = fsdp_context_sync(root->context, err);
+    }
+    fsdp_free(grads);
+    return status;
+}
+
+static fsdp_status multiply_grads(fsdp_root *root, double factor, fsdp_error *err)
+{
+    const fsdp_device_kernels *kernels = root->context->device->ops->kernels;
+    FSDP_TRY(multiply_some(root, kernels, is_on_device, factor, err));
+    return multiply_some(root, &fsdp_device_host_kernels, is_beside_device, factor, err);
+}
+
+/* The host waits for the norm, and multiplies. */
+static fsdp_status clip_now(fsdp_root *root, const fsdp_clip_opts *opts, double *norm_out,
+                            fsdp_error *err)
+{
+    FSDP_TRY(read_norm(root, root->clipping.count - 1, norm_out, err));
+    if (isinf(opts->max_norm) || (!isfinite(*norm_out) && opts->error_if_nonfinite))
+        return FSDP_OK;
+    return multiply_grads(root, fsdp_clip_factor(*norm_out, opts->max_norm, false), err);
+}
+
+static fsdp_status clip(fsdp_root *root, const fsdp_clip_opts *opts, double *norm_out,
+                        fsdp_error *err)
+{
+    clip_settle(root);
+    FSDP_TRY(measure(root, opts, err));
+    if (norm_out)
+        return clip_now(root, opts, norm_out, err);
+    root->clipping.is_pending = !isinf(opts->max_norm) || opts->error_if_nonfinite;
+    root->clipping.backwards = root->backwards;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts, double *norm_out,
+                                     fsdp_error *err)
+{
+    FSDP_NEED(err, root);
+    fsdp_clip_opts given = opts ? *opts : (fsdp_clip_opts){0};
+    FSDP_TRY(fsdp_root_ready(root, err));
+    if (given.norm_type == 0)
+        given.norm_type = 2;
+    if (given.max_norm == 0)
+        given.max_norm = INFINITY;
+    if (!(given.norm_type > 0) || !(given.max_norm >= 0))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot clip gradients to %g in the norm %g",
+                         given.max_norm, given.norm_type);
+    if (root->is_in_forward || root->is_in_backward)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot clip gradients inside a step; call fsdp_root_end_backward first");
+    FSDP_TRY(fsdp_root_check_reduced(root, "clip_grad_norm", err));
+    FSDP_TRY(clip_check_done(root, "clip gradients", err));
+    FSDP_TRY(
+        fsdp_root_done(root, "fsdp_root_clip_grad_norm", clip(root, &given, norm_out, err), err));
+    if (norm_out && !isfinite(*norm_out) && given.error_if_nonfinite)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "the norm of the gradients is %g", *norm_out);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_root_grad_norm(fsdp_root *root, int ago, double *norm_out, fsdp_error *err)
+{
+    FSDP_NEED(err, root, norm_out);
+    const uint64_t count = root->clipping.count;
+    FSDP_TRY(fsdp_root_ready(root, err));
+    if (ago < 0 || ago >= FSDP_KEPT_NORMS || (uint64_t)ago >= count)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot read the norm of %d clippings before the last one: the norms of "
+                         "the last %d are kept",
+                         ago, count < FSDP_KEPT_NORMS ? (int)count : FSDP_KEPT_NORMS);
+    return fsdp_root_done(root, "fsdp_root_grad_norm",
+                          read_norm(root, count - 1 - (uint64_t)ago, norm_out, err), err);
+}
+
 /* === optimizers =============================================================================== */
 
 /* --- creating state --------------------------------------------------------------------------- */
@@ -430,7 +776,7 @@ static fsdp_optim_tensors tensors_of(const fsdp_optim_state *state, const fsdp_o
 }
 
 static fsdp_adamw_step adamw_step_of(const fsdp_optim *optim, const fsdp_optim_state *state,
-                                     const fsdp_optim_params *group)
+                                     const fsdp_optim_params *group, const double *clip)
 {
     const fsdp_adamw_opts *opts = &optim->adamw;
     return (fsdp_adamw_step){.lr = group->lr,
@@ -440,11 +786,12 @@ static fsdp_adamw_step adamw_step_of(const fsdp_optim *optim, const fsdp_optim_s
                              .weight_decay = group->weight_decay,
                              .step = (int64_t)state->step,
                              .grad_scale = 1,
-                             .maximize = opts->maximize};
+                             .maximize = opts->maximize,
+                             .clip = clip};
 }
 
 static fsdp_sgd_step sgd_step_of(const fsdp_optim *optim, const fsdp_optim_state *state,
-                                 const fsdp_optim_params *group)
+                                 const fsdp_optim_params *group, const double *clip)
 {
     const fsdp_sgd_opts *opts = &optim->sgd;
     return (fsdp_sgd_step){.lr = group->lr,
@@ -454,24 +801,26 @@ static fsdp_sgd_step sgd_step_of(const fsdp_optim *optim, const fsdp_optim_state
                            .nesterov = opts->nesterov,
                            .is_first = state->step == 1,
                            .maximize = opts->maximize,
-                           .grad_scale = 1};
+                           .grad_scale = 1,
+                           .clip = clip};
 }
 
 /* Lists a state's runs after the first n of this step. */
-static size_t list_runs(fsdp_optim *optim, fsdp_optim_state *state, size_t n)
+static size_t list_runs(fsdp_optim *optim, fsdp_optim_state *state, const double *clip, size_t n)
 {
     const fsdp_optim_run whole = {.count = fsdp_param_local_count(state->param),
                                   .group = state->group};
     const fsdp_optim_run *runs = state->runs ? state->runs : &whole;
     size_t count = state->runs ? state->run_count : 1;
     state->step++;
+    state->is_unsettled = clip && optim->root->clipping.skips;
     for (size_t i = 0; i < count; i++, n++) {
         const fsdp_optim_params *group = &optim->groups[runs[i].group];
         optim->step_tensors[n] = tensors_of(state, &runs[i]);
         if (optim->kind == FSDP_OPTIM_ADAMW)
-            optim->adamw_steps[n] = adamw_step_of(optim, state, group);
+            optim->adamw_steps[n] = adamw_step_of(optim, state, group, clip);
         else
-            optim->sgd_steps[n] = sgd_step_of(optim, state, group);
+            optim->sgd_steps[n] = sgd_step_of(optim, state, group, clip);
     }
     return n;
 }
@@ -502,6 +851,7 @@ static void drop_grads(fsdp_optim *optim)
     for (size_t i = 0; i < root->group_count; i++)
         if (!fsdp_root_awaits_step(root, root->groups[i]))
             fsdp_group_drop_grads(root->groups[i]);
+    clip_end_step(optim->root);
 }
 
 static bool is_due_there(const fsdp_optim_state *state, const fsdp_device_kernels *kernels)
@@ -515,13 +865,14 @@ static size_t step_by(fsdp_optim *optim, const fsdp_device_kernels *kernels, fsd
                       size_t first)
 {
     size_t end = first;
+    const double *clip = clip_factor_of(optim->root, kernels);
     for (size_t i = 0; i < optim->count; i++) {
         fsdp_optim_state *state = &optim->states[i];
         if (!is_due_there(state, kernels))
             continue;
         fsdp_work_uses(compute, state->param->shard);
         fsdp_work_uses(compute, state->param->shard_grad);
-        end = list_runs(optim, state, end);
+        end = list_runs(optim, state, clip, end);
     }
     if (optim->kind == FSDP_OPTIM_ADAMW)
         kernels->adamw(compute, optim->step_tensors + first, optim->adamw_steps + first,
@@ -579,6 +930,7 @@ fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err)
             "cannot step the optimizer inside a step; call fsdp_root_end_backward first");
     FSDP_TRY(refuse_summoned(root, "step the optimizer", err));
     FSDP_TRY(fsdp_root_check_reduced(root, "the optimizer's step", err));
+    FSDP_TRY(clip_begin_step(root, err));
     fsdp_world_trace(root->world, "optim_step", -1);
     fsdp_status status = step(optim, err);
     root->step += !fsdp_root_awaits_step(root, NULL);
@@ -603,6 +955,7 @@ size_t fsdp_optim_state_tensors(const fsdp_optim *optim, fsdp_optim_state *state
 {
     const fsdp_param *param = state->param;
     size_t n = 0;
+    clip_settle(optim->root);
     tensors_out[n++] =
         (fsdp_optim_tensor){.name = "step",
                             .dtype = FSDP_F32,
@@ -627,167 +980,6 @@ size_t fsdp_optim_describe_state(const fsdp_optim *optim, const fsdp_param *para
         if (optim->states[i].param == param)
             return fsdp_optim_state_tensors(optim, &optim->states[i], tensors_out);
     return 0;
-}
-
-/* === clipping ================================================================================= */
-
-/*
- * The norm of all gradients as one vector, and clipping. Every rank sums over its own rows; of the ranks
- * that hold copies of the same rows, only the first counts them. So one number is summed over all ranks,
- * for every mesh.
- */
-
-/* The gradients of this rank, for kernels, and staging memory for a result of each. */
-typedef struct fsdp_grad_list {
-    fsdp_device *device;
-    fsdp_span *spans;
-    size_t count, room;
-    double *sums;
-} fsdp_grad_list;
-
-/* --- one number over all ranks ---------------------------------------------------------------- */
-
-/* Sum, or maximum, of one number over all ranks that hold parts of the root's parameters, in rank order. */
-static fsdp_status root_fold(fsdp_root *root, double *value, fsdp_fold fold, const char *what,
-                             fsdp_error *err)
-{
-    fsdp_ordered_comm *ordered;
-    const fsdp_collective call = {.kind = FSDP_ALL_REDUCE,
-                                  .dtype = FSDP_F64,
-                                  .in = value,
-                                  .out = value,
-                                  .count = 1,
-                                  .op = fold == FSDP_FOLD_SUM ? FSDP_REDUCE_SUM : FSDP_REDUCE_MAX,
-                                  .unit = what};
-    FSDP_TRY(fsdp_root_widest_comm(root, &ordered, err));
-    if (!ordered)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "%s needs the mesh of all ranks to be connected (fsdp_world_connect)",
-                         what);
-    return fsdp_comm_run(ordered->comm, &call, err);
-}
-
-/* --- gradients as a list ------------------------------------------------------------------------ */
-
-/* counts: which to list; NULL: all. After a failure, too, the list is released. */
-static fsdp_status grad_list_take(fsdp_root *root, bool (*counts)(const fsdp_param *param),
-                                  fsdp_grad_list *list_out, fsdp_error *err)
-{
-    const fsdp_model *model = root->model;
-    fsdp_device *device = root->context->device;
-    *list_out = (fsdp_grad_list){.device = device, .room = model->count};
-    list_out->spans = fsdp_alloc(model->count, sizeof *list_out->spans);
-    list_out->sums = device->ops->alloc_staging(device, model->count * sizeof *list_out->sums);
-    if (!list_out->spans || !list_out->sums)
-        return fsdp_fail_memory(err, "a list of gradients");
-    for (size_t i = 0; i < model->count; i++) {
-        const fsdp_param *param = model->params[i];
-        size_t count = (size_t)fsdp_param_local_count(param);
-        if (param->shard_grad && count > 0 && (!counts || counts(param)))
-            list_out->spans[list_out->count++] =
-                (fsdp_span){param->shard_grad, param->dtype, count};
-    }
-    return FSDP_OK;
-}
-
-/* streams are done with it */
-static void grad_list_release(fsdp_grad_list *list)
-{
-    if (list->sums)
-        list->device->ops->dealloc_staging(list->device, list->sums,
-                                           list->room * sizeof *list->sums);
-    fsdp_free(list->spans);
-    *list = (fsdp_grad_list){0};
-}
-
-/* --- the norm --------------------------------------------------------------------------------- */
-
-/* True when this rank is the first of those that hold these rows. */
-static bool is_first_holder(const fsdp_param *param)
-{
-    return fsdp_layout_copy(&param->layout, param->model->world->rank, 0) == 0;
-}
-
-static double add_up(const double *parts, size_t n, double p)
-{
-    double all = 0;
-    for (size_t i = 0; i < n; i++)
-        if (isinf(p))
-            all = isnan(all) || all > parts[i] ? all : parts[i];
-        else
-            all += parts[i];
-    return all;
-}
-
-static fsdp_status local_norm(fsdp_root *root, double p, double *norm_out, fsdp_error *err)
-{
-    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
-    fsdp_grad_list list = {0};
-    fsdp_status status = grad_list_take(root, is_first_holder, &list, err);
-    if (status == FSDP_OK) {
-        compute->device->ops->kernels->power_sums(compute, list.spans, list.count, p, list.sums);
-        status = compute->device->ops->sync(fsdp_stream_now(compute), err);
-    }
-    if (status == FSDP_OK)
-        *norm_out = add_up(list.sums, list.count, p);
-    grad_list_release(&list);
-    return status;
-}
-
-static fsdp_status multiply_grads(fsdp_root *root, double factor, fsdp_error *err)
-{
-    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
-    for (size_t i = 0; i < root->model->count; i++) {
-        const fsdp_param *param = root->model->params[i];
-        if (param->shard_grad)
-            fsdp_group_kernels(param->group)
-                ->multiply(compute, param->shard_grad, param->dtype,
-                           (size_t)fsdp_param_local_count(param), factor);
-    }
-    return fsdp_context_sync(root->context, err);
-}
-
-static fsdp_status clip(fsdp_root *root, const fsdp_clip_opts *opts, double *norm_out,
-                        fsdp_error *err)
-{
-    double p = opts->norm_type;
-    fsdp_fold fold = isinf(p) ? FSDP_FOLD_MAX : FSDP_FOLD_SUM;
-    double norm = 0;
-    FSDP_TRY(local_norm(root, p, &norm, err));
-    FSDP_TRY(root_fold(root, &norm, fold, "clip_grad_norm", err));
-    if (!isinf(p))
-        norm = pow(norm, 1 / p);
-    *norm_out = norm;
-    if (!isfinite(norm) && opts->error_if_nonfinite)
-        return FSDP_OK;
-    double factor = opts->max_norm / (norm + 1e-6);
-    if (isinf(opts->max_norm))
-        return FSDP_OK;
-    return multiply_grads(root, factor < 1 || isnan(factor) ? factor : 1, err);
-}
-
-fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts, double *norm_out,
-                                     fsdp_error *err)
-{
-    FSDP_NEED(err, root, norm_out);
-    fsdp_clip_opts given = opts ? *opts : (fsdp_clip_opts){0};
-    FSDP_TRY(fsdp_root_ready(root, err));
-    if (given.norm_type == 0)
-        given.norm_type = 2;
-    if (given.max_norm == 0)
-        given.max_norm = INFINITY;
-    if (!(given.norm_type > 0) || !(given.max_norm >= 0))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot clip gradients to %g in the norm %g",
-                         given.max_norm, given.norm_type);
-    if (root->is_in_forward || root->is_in_backward)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "cannot clip gradients inside a step; call fsdp_root_end_backward first");
-    FSDP_TRY(fsdp_root_check_reduced(root, "clip_grad_norm", err));
-    FSDP_TRY(
-        fsdp_root_done(root, "fsdp_root_clip_grad_norm", clip(root, &given, norm_out, err), err));
-    if (!isfinite(*norm_out) && given.error_if_nonfinite)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "the norm of the gradients is %g", *norm_out);
-    return FSDP_OK;
 }
 
 /* === scaling ================================================================================== */
@@ -862,24 +1054,33 @@ static bool is_unscaled(const fsdp_scaler *scaler, const fsdp_root *root)
 }
 
 /* The host waits for the result, so that it may read the gradients, too. */
-static fsdp_status unscale_local(const fsdp_scaler *scaler, fsdp_root *root, bool *finite_out,
+static fsdp_status unscale_grads(const fsdp_scaler *scaler, const fsdp_root *root,
+                                 const fsdp_span *grads, size_t n, int *all_are_finite,
                                  fsdp_error *err)
 {
     fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
     const fsdp_device_kernels *kernels = compute->device->ops->kernels;
-    fsdp_grad_list list = {0};
-    fsdp_status status = grad_list_take(root, NULL, &list, err);
-    int *all_are_finite = (int *)list.sums;
-    for (size_t i = 0; i < list.count && status == FSDP_OK; i++)
-        kernels->multiply(compute, list.spans[i].data, list.spans[i].dtype, list.spans[i].count,
-                          1 / scaler->scale);
-    if (status == FSDP_OK) {
-        kernels->are_finite(compute, list.spans, list.count, all_are_finite);
-        status = compute->device->ops->sync(fsdp_stream_now(compute), err);
-    }
+    kernels->multiply(compute, grads, n, 1 / scaler->scale);
+    kernels->are_finite(compute, grads, n, all_are_finite);
+    return compute->device->ops->sync(fsdp_stream_now(compute), err);
+}
+
+static fsdp_status unscale_local(const fsdp_scaler *scaler, fsdp_root *root, bool *finite_out,
+                                 fsdp_error *err)
+{
+    fsdp_device *device = root->context->device;
+    fsdp_span *grads = NULL;
+    size_t n = 0;
+    int *all_are_finite = device->ops->alloc_staging(device, sizeof *all_are_finite);
+    fsdp_status status = all_are_finite ? list_grads(root, NULL, &grads, &n, err)
+                                        : fsdp_fail_memory(err, "the search of gradients");
+    if (status == FSDP_OK)
+        status = unscale_grads(scaler, root, grads, n, all_are_finite, err);
     if (status == FSDP_OK)
         *finite_out = *all_are_finite;
-    grad_list_release(&list);
+    if (all_are_finite)
+        device->ops->dealloc_staging(device, all_are_finite, sizeof *all_are_finite);
+    fsdp_free(grads);
     return status;
 }
 
@@ -914,6 +1115,7 @@ fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "cannot unscale twice: the gradients were unscaled since the last step");
     FSDP_TRY(fsdp_root_check_reduced(root, "the scaler's unscale", err));
+    FSDP_TRY(clip_check_done(root, "unscale gradients", err));
     return fsdp_root_done(root, "fsdp_scaler_unscale", unscale(scaler, root, err), err);
 }
 

@@ -1,6 +1,6 @@
 /*
  * Private interface of optimizers: state per parameter, in the order of the model. optim.c makes it, steps,
- * describes it for saving and loading (state_internal.h), computes norms of gradients and scales losses.
+ * describes it for saving and loading (state_internal.h), clips gradients and scales losses.
  *
  * In: a root and its gradients, after a backward. Out: changed shards and moments, in the compute stream.
  * Programs call optim.h between steps; state/ and wrap/ call this header.
@@ -29,6 +29,7 @@ typedef struct fsdp_optim_state {
     size_t run_count;
     fsdp_dtype moment_dtype;
     float step;                        /* taken so far; a 0-d tensor in state dicts */
+    bool is_unsettled;                 /* the last one may have been skipped (clip_settle) */
     void *moments[FSDP_MOMENTS];       /* NULL: the optimizer has no such moment */
     float *master;                     /* a copy in f32; NULL: the parameter is precise enough */
 } fsdp_optim_state;

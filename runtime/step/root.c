@@ -356,6 +356,7 @@ void fsdp_root_drop_all(fsdp_root *root)
     fsdp_context_flush_gather(root->context);
     for (size_t i = 0; i < root->group_count; i++)
         fsdp_group_drop(root->groups[i]);
+    root->clipping.is_pending = false;
 }
 
 /* === parameters without values ================================================================ */
@@ -431,10 +432,15 @@ static const fsdp_mesh *widest_mesh(const fsdp_root *root)
     return widest ? widest->params[0]->cut.mesh : root->unit->opts.mesh;
 }
 
-fsdp_status fsdp_root_widest_comm(fsdp_root *root, fsdp_ordered_comm **ordered_out, fsdp_error *err)
+fsdp_ordered_comm *fsdp_root_find_widest(const fsdp_root *root)
 {
     const fsdp_mesh *mesh = widest_mesh(root);
-    *ordered_out = fsdp_world_find_comm(root->world, mesh, 0, fsdp_mesh_ndim(mesh) - 1);
+    return fsdp_world_find_comm(root->world, mesh, 0, fsdp_mesh_ndim(mesh) - 1);
+}
+
+fsdp_status fsdp_root_widest_comm(fsdp_root *root, fsdp_ordered_comm **ordered_out, fsdp_error *err)
+{
+    *ordered_out = fsdp_root_find_widest(root);
     return *ordered_out ? root->context->device->ops->sync((*ordered_out)->last, err) : FSDP_OK;
 }
 
@@ -697,6 +703,19 @@ static void leave_step(fsdp_root *root)
         root->context->finalizing = NULL;
 }
 
+/* The streams are drained. */
+static void release_clipping(fsdp_root *root)
+{
+    fsdp_device *device = root->context->device;
+    const fsdp_clipping *clipping = &root->clipping;
+    if (clipping->numbers)
+        device->ops->dealloc(device, clipping->numbers,
+                             clipping->number_count * sizeof *clipping->numbers);
+    if (clipping->totals)
+        device->ops->dealloc_staging(device, clipping->totals,
+                                     FSDP_KEPT_NORMS * sizeof *clipping->totals);
+}
+
 fsdp_root *fsdp_root_hold(fsdp_root *root)
 {
     root->holders++;
@@ -713,6 +732,7 @@ void fsdp_root_free(fsdp_root *root)
     }
     if (root->context) {
         fsdp_context_drain(root->context); /* queued work reads memory of groups */
+        release_clipping(root);
         fsdp_memory_return_external(&root->context->memory);
     }
     if (root->view.device)

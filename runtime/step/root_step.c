@@ -686,6 +686,7 @@ void fsdp_root_zero_grad(fsdp_root *root)
         return;
     for (size_t i = 0; i < root->group_count; i++)
         fsdp_group_drop_grads(root->groups[i]);
+    root->clipping.is_pending = false;
 }
 
 static void forget_finalizing(fsdp_root *root)

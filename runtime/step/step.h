@@ -79,6 +79,29 @@ typedef struct fsdp_root_copies {
     struct fsdp_root_copies *next;
 } fsdp_root_copies;
 
+/* Norms that clippings have measured, and the factor that steps of optimizers still multiply by
+ * (runtime/optim/optim.c). */
+enum { FSDP_KEPT_NORMS = 2 };
+typedef struct fsdp_kept_norm {
+    fsdp_event known;                  /* then the total of its power sums is in staging memory */
+    double p;
+} fsdp_kept_norm;
+
+typedef struct fsdp_clipping {
+    double *numbers;                   /* of the device: sums of tensors, of ranks, and the factor */
+    size_t number_count;
+    double *factor;                    /* the last one */
+    double *totals;                    /* staging memory: of the kept norms */
+    fsdp_kept_norm norms[FSDP_KEPT_NORMS];
+    uint64_t count;                    /* of norms so far, which take turns */
+    double max_norm;
+    bool skips;
+    double host_factor;                /* for shards that the host steps, next to a GPU */
+    bool is_pending;                   /* steps of these gradients take the factor */
+    uint64_t backwards;                /* at the measurement of gradients that wait for it */
+    bool is_unsettled;                 /* steps were counted that the device may have skipped */
+} fsdp_clipping;
+
 struct fsdp_root {
     int holders;                       /* optimizers and savers, which free it, too; the last one ends it */
     void (*end_owner)(void *owner);    /* called when the root has ended; or NULL */
@@ -110,6 +133,7 @@ struct fsdp_root {
     fsdp_event post_optim_event;
     fsdp_finalize_handle handle;
     struct fsdp_optim *optims;         /* their masters follow values that are set */
+    fsdp_clipping clipping;
     fsdp_text events;                  /* of this step, a line each; with --check only */
     fsdp_error pending;                /* a pointer asked for in a wrong state: of the next call */
     fsdp_error failure;                /* the first failure: of every later call */
@@ -150,8 +174,9 @@ static inline void *fsdp_root_view(const fsdp_root *root, const void *data)
 /* A floating type, or FSDP_DTYPE_NONE; option: its name, for the error. */
 fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_error *err);
 
-/* The communicator of the widest mesh of the root's units, which contains the others, for collectives of the
- * host: waits first for the streams' work on it. NULL when that mesh was not connected. */
+/* The communicator of the widest mesh of the root's units, which contains the others; NULL when that mesh was
+ * not connected. The second, for collectives of the host, waits first for the streams' work on it. */
+fsdp_ordered_comm *fsdp_root_find_widest(const fsdp_root *root);
 fsdp_status fsdp_root_widest_comm(fsdp_root *root, fsdp_ordered_comm **ordered_out, fsdp_error *err);
 /* The communicator of all ranks of the world, which `call` needs. NULL, and no error, in a world of one. */
 fsdp_status fsdp_root_world_comm(fsdp_root *root, const char *call, fsdp_ordered_comm **ordered_out,

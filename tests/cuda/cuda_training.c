@@ -13,6 +13,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +43,9 @@ typedef enum accumulation { ONE_MICROBATCH, KEPT_GRADIENTS, ADDED_GRADIENTS } ac
 typedef struct training_case {
     int ranks, reshard;
     bool has_replicas, is_narrow, clips, uses_sgd, saves;
+    bool
+        clips_late; /* on the GPU no host waits for the norm, whose bits are those of a CPU that waits */
+    bool overflows;         /* the second step has no finite norm, and is skipped */
     bool evaluates, halves; /* a forward before each step; the host halves offloaded gradients */
     unsigned offloaded;     /* layers, as bits */
     accumulation accumulates;
@@ -57,6 +61,7 @@ typedef struct outcome {
     unsigned char saved[MOST_RANKS][LAYERS]
                        [WEIGHT * sizeof(float)]; /* by a save under later steps */
     float seen[MOST_RANKS][BATCH];
+    double norms[MOST_RANKS][STEPS]; /* of clippings */
 } outcome;
 
 /* --- computation ------------------------------------------------------------------------------ */
@@ -170,13 +175,20 @@ static fsdp_status backward_layer(toy *at, int layer, fsdp_error *err)
 }
 
 /* The host's memory changes as soon as the copy has returned. */
-static void give_rows(net *self, int step)
+static void give_rows(net *self, int number, bool is_huge)
 {
     float rows[BATCH];
     for (int i = 0; i < BATCH; i++)
-        rows[i] = (float)((i * 7 + step * 5 + fsdp_world_rank(self->toy.world) * 3) % 11 - 5) / 8;
+        rows[i] = (float)((i * 7 + number * 5 + fsdp_world_rank(self->toy.world) * 3) % 11 - 5) / 8;
+    if (is_huge)
+        rows[0] = INFINITY;
     self->compute->device->ops->kernels->copy(self->compute, self->x[0], rows, sizeof rows);
     memset(rows, 0xff, sizeof rows);
+}
+
+static bool is_skipped(const training_case *what, int step)
+{
+    return what->overflows && step == 1;
 }
 
 static fsdp_status run_microbatch(net *self, const training_case *what, int number, bool reduces,
@@ -186,7 +198,7 @@ static fsdp_status run_microbatch(net *self, const training_case *what, int numb
         what->has_replicas ? FSDP_UNIT_REQUIRES_ALL_REDUCE : FSDP_UNIT_REQUIRES_GRADIENT_SYNC;
     FSDP_TRY(fsdp_unit_set(fsdp_root_unit(self->toy.root), setting, reduces, true, err));
     fsdp_root_set_is_last_backward(self->toy.root, reduces);
-    give_rows(self, number);
+    give_rows(self, number, is_skipped(what, number / 2));
     FSDP_TRY(toy_forward(&self->toy, forward_layer, err));
     return toy_backward(&self->toy, backward_layer, err);
 }
@@ -202,18 +214,42 @@ static fsdp_status evaluate(net *self, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status run_step(net *self, const training_case *what, int step, fsdp_error *err)
+/* *steps_out: the optimizer is to step, because the gradients are finite or the device sees whether. */
+static fsdp_status clip(net *self, const training_case *what, int step, double *norms,
+                        bool *steps_out, fsdp_error *err)
 {
-    const fsdp_clip_opts clip = {.max_norm = 0.5};
-    double norm;
+    fsdp_root *root = self->toy.root;
+    const fsdp_clip_opts opts = {.max_norm = 1e-5, .error_if_nonfinite = what->overflows};
+    if (what->clips_late && !self->compute->device->ops->is_host) {
+        FSDP_TRY(fsdp_root_clip_grad_norm(root, &opts, NULL, err));
+        if (step > 0)
+            FSDP_TRY(fsdp_root_grad_norm(root, 1, &norms[step - 1], err));
+        return step == STEPS - 1 ? fsdp_root_grad_norm(root, 0, &norms[step], err) : FSDP_OK;
+    }
+    fsdp_error found = {0};
+    (void)!fsdp_root_clip_grad_norm(root, &opts, &norms[step], &found);
+    *steps_out = !is_skipped(what, step);
+    if (found.status == (*steps_out ? FSDP_OK : FSDP_ERR_DAMAGED))
+        return FSDP_OK;
+    *err = found;
+    return FSDP_ERR_INTERNAL;
+}
+
+static fsdp_status run_step(net *self, const training_case *what, int step, double *norms,
+                            fsdp_error *err)
+{
+    bool steps = true;
     if (what->accumulates)
         FSDP_TRY(run_microbatch(self, what, 2 * step, what->accumulates == ADDED_GRADIENTS, err));
     FSDP_TRY(run_microbatch(self, what, 2 * step + 1, true, err));
     if (what->clips)
-        FSDP_TRY(fsdp_root_clip_grad_norm(self->toy.root, &clip, &norm, err));
+        FSDP_TRY(clip(self, what, step, norms, &steps, err));
     if (what->evaluates)
         FSDP_TRY(evaluate(self, err));
-    return fsdp_optim_step(self->toy.optim, err);
+    if (steps)
+        return fsdp_optim_step(self->toy.optim, err);
+    fsdp_root_zero_grad(self->toy.root);
+    return FSDP_OK;
 }
 
 /* First values: a number of the element, a power of two, so that bf16 has them exactly. */
@@ -320,12 +356,12 @@ static fsdp_status begin_save(fsdp_async_saver *saver, const char *folder, fsdp_
 static fsdp_status run_steps(net *self, fsdp_async_saver *saver, outcome *out, fsdp_error *err)
 {
     fsdp_async_report report;
+    int rank = fsdp_world_rank(self->toy.world);
     for (int step = 0; step < STEPS; step++) {
-        FSDP_TRY(run_step(self, out->what, step, err));
+        FSDP_TRY(run_step(self, out->what, step, out->norms[rank], err));
         if (saver && step == 0)
             FSDP_TRY(begin_save(saver, out->folder, err));
     }
-    int rank = fsdp_world_rank(self->toy.world);
     if (out->what->evaluates)
         FSDP_TRY(read_memory(self, self->seen, BATCH * sizeof(float), out->seen[rank], err));
     FSDP_TRY(read_shards(self, out->shards[rank], err));
@@ -382,7 +418,7 @@ static training_case case_of(int i)
     training_case what = {.ranks = 1 + i % MOST_RANKS,
                           .reshard = reshards[i / 2 % 3],
                           .is_narrow = i % 5 == 1,
-                          .clips = i % 3 == 1,
+                          .clips = i % 3 == 1 || i % 12 == 3 || i % 24 == 2 || i % 24 == 12,
                           .uses_sgd = i % 7 == 2,
                           .saves = i % 4 != 1,
                           .pool_bytes = i % 8 < 4 ? 0 : 1 + 64 * i,
@@ -395,6 +431,8 @@ static training_case case_of(int i)
                                      .separate = i % 6 == 3,
                                      .from_comm = i / 2 % 2 == 1}};
     what.has_replicas = what.ranks == 4 && i % 8 == 7;
+    what.clips_late = what.clips && (i % 3 != 1 || (i / 3 + i / 12) % 2 == 1);
+    what.overflows = what.clips_late && i % 5 > 2;
     if (i % 12 == 11)
         what.reshard = 2;
     if (what.reshard == 2 && (what.ranks % 2 != 0 || what.has_replicas))
@@ -423,6 +461,16 @@ static fsdp_status run_on(const char *device, training_mode mode, outcome *out, 
     return status;
 }
 
+/* A norm that is not finite may be any NaN. */
+static bool are_norms_equal(const outcome *a, const outcome *b)
+{
+    const double *x = &a->norms[0][0], *y = &b->norms[0][0];
+    for (int i = 0; i < MOST_RANKS * STEPS; i++)
+        if (x[i] != y[i] && !(isnan(x[i]) && isnan(y[i])))
+            return false;
+    return true;
+}
+
 /* Every other round of the cases is checked. */
 static bool run_seed(uint64_t seed, training_mode mode, const outcome *expected)
 {
@@ -438,6 +486,7 @@ static bool run_seed(uint64_t seed, training_mode mode, const outcome *expected)
         misuse = "something is left in NCCL, or it was misused";
     bool is_right = status == FSDP_OK && !misuse &&
                     memcmp(found.shards, expected->shards, sizeof found.shards) == 0 &&
+                    are_norms_equal(&found, expected) &&
                     memcmp(found.saved, expected->saved, sizeof found.saved) == 0 &&
                     memcmp(found.seen, expected->seen, sizeof found.seen) == 0;
     if (!is_right)

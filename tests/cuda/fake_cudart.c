@@ -23,7 +23,7 @@ static fake_cudart_plan plan;
 static called calls[MOST_FUNCTIONS];
 static cudaError_t broken;
 static char misuse[256], shown[256];
-static _Thread_local int current;
+static _Thread_local int current, times_here[MOST_FUNCTIONS];
 static _Thread_local cudaError_t last_error;
 
 void fake_lock(void)
@@ -110,7 +110,9 @@ static called *find_called(const char *function)
 cudaError_t fake_call(const char *function)
 {
     fake_lock();
-    int times = ++find_called(function)->times;
+    called *one = find_called(function);
+    int times = ++one->times;
+    times_here[one - calls]++;
     cudaError_t code = broken;
     if (code == cudaSuccess && plan.fail_call && times == plan.fail_at &&
         strcmp(plan.fail_call, function) == 0)
@@ -130,6 +132,14 @@ int fake_cudart_calls(const char *function)
 {
     fake_lock();
     int times = find_called(function)->times;
+    fake_unlock();
+    return times;
+}
+
+int fake_cudart_calls_here(const char *function)
+{
+    fake_lock();
+    int times = times_here[find_called(function) - calls];
     fake_unlock();
     return times;
 }

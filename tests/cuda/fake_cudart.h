@@ -39,6 +39,7 @@ void fake_cudart_begin(const fake_cudart_plan *plan);
 /* Ends a test: the first misuse, or what was not given back; NULL: none. Valid until the next call. */
 const char *fake_cudart_end(void);
 int fake_cudart_calls(const char *function);   /* since begin */
+int fake_cudart_calls_here(const char *function);      /* of this thread, which began since then */
 int fake_cudart_gpu(void);             /* that this thread has chosen */
 /* The host faults when it touches device memory. */
 bool fake_cudart_is_guarded(void);

@@ -158,11 +158,18 @@ static void add(fsdp_stream *stream, void *to, fsdp_dtype to_type, const void *f
     host()->add(&call.head, to, to_type, from, from_type, count);
 }
 
-static void multiply(fsdp_stream *stream, void *data, fsdp_dtype dtype, size_t count, double factor)
+static const fsdp_span *keep_spans(relay *to, const fsdp_span *spans, size_t n)
 {
-    relay call = begin(stream, "multiply");
-    reach(&call, data, count * fsdp_dtype_size(dtype));
-    host()->multiply(&call.head, data, dtype, count, factor);
+    for (size_t i = 0; i < n; i++)
+        reach(to, spans[i].data, spans[i].count * fsdp_dtype_size(spans[i].dtype));
+    return keep(to, spans, n * sizeof *spans);
+}
+
+static void multiply(fsdp_stream *stream, const fsdp_span *spans, size_t n, double factor)
+{
+    relay to = begin(stream, "multiply");
+    if (n > 0)
+        host()->multiply(&to.head, keep_spans(&to, spans, n), n, factor);
 }
 
 static void divide(fsdp_stream *stream, void *data, fsdp_dtype dtype, size_t count, double divisor)
@@ -237,13 +244,6 @@ static void sgd(fsdp_stream *stream, const fsdp_optim_tensors *tensors, const fs
 }
 
 /* --- results ---------------------------------------------------------------------------------- */
-
-static const fsdp_span *keep_spans(relay *to, const fsdp_span *spans, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        reach(to, spans[i].data, spans[i].count * fsdp_dtype_size(spans[i].dtype));
-    return keep(to, spans, n * sizeof *spans);
-}
 
 static void power_sums(fsdp_stream *stream, const fsdp_span *spans, size_t n, double p,
                        double *sums)

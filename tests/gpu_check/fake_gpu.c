@@ -120,9 +120,9 @@ static void rects_but_one(fsdp_stream *stream, const fsdp_rect *rects, size_t n)
     fsdp_device_cuda_kernels.rects(stream, rects, n > 0 ? n - 1 : 0);
 }
 
-static void crash(fsdp_stream *stream, void *data, fsdp_dtype dtype, size_t count, double factor)
+static void crash(fsdp_stream *stream, const fsdp_span *spans, size_t n, double factor)
 {
-    (void)stream, (void)data, (void)dtype, (void)count, (void)factor;
+    (void)stream, (void)spans, (void)n, (void)factor;
     (void)raise(SIGKILL); /* of which no sanitizer makes a report */
 }
 

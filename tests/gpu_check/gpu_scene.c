@@ -63,7 +63,7 @@ static fsdp_status scale_to_grad(gpu_scene *scene, fsdp_param *param, double fac
     fsdp_work_uses(compute, data);
     fsdp_work_uses(compute, grad);
     kernels->copy(compute, grad, data, count * fsdp_dtype_size(dtype));
-    kernels->multiply(compute, grad, dtype, count, factor);
+    kernels->multiply(compute, &(fsdp_span){grad, dtype, count}, 1, factor);
     return FSDP_OK;
 }
 

@@ -90,7 +90,8 @@ static fsdp_status give_grad(toy *net, int layer, fsdp_error *err)
     if (!grad)
         return fsdp_param_error(param, err);
     kernels->copy(stream, grad, data, count * fsdp_dtype_size(dtype));
-    kernels->multiply(stream, grad, dtype, count, 0.3 + 0.7 * rank + 0.11 * step - 0.2 * layer);
+    kernels->multiply(stream, &(fsdp_span){grad, dtype, count}, 1,
+                      0.3 + 0.7 * rank + 0.11 * step - 0.2 * layer);
     return FSDP_OK;
 }
 

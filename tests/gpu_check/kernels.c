@@ -159,7 +159,7 @@ static void add(void *context, const fsdp_device_kernels *kernels, fsdp_stream *
 static void multiply(void *context, const fsdp_device_kernels *kernels, fsdp_stream *stream)
 {
     kernel_job *job = context;
-    kernels->multiply(stream, job->arena, FSDP_F32, count_of(job, 4), 0.999);
+    kernels->multiply(stream, &(fsdp_span){job->arena, FSDP_F32, count_of(job, 4)}, 1, 0.999);
 }
 
 static void divide(void *context, const fsdp_device_kernels *kernels, fsdp_stream *stream)

@@ -111,7 +111,7 @@ static void do_arithmetic(fsdp_stream *stream, unsigned char *const data[BUFFERS
     const fsdp_rect rect = {data[5], data[1], FSDP_BF16, FSDP_F32, 20, 30, 33, 41};
     kernels->fold(stream, &fold);
     kernels->add(stream, data[0], FSDP_F32, data[4], FSDP_F32, COUNT);
-    kernels->multiply(stream, data[1], FSDP_F32, COUNT, 1.5);
+    kernels->multiply(stream, &(fsdp_span){data[1], FSDP_F32, COUNT}, 1, 1.5);
     kernels->divide(stream, data[2], FSDP_F32, COUNT, 7);
     kernels->cast(stream, data[4], FSDP_F16, data[0], FSDP_F32, COUNT);
     kernels->fill(stream, data[5], 0, SIZE);

@@ -182,6 +182,98 @@ static fsdp_status refuse_norms(mixed_net *net, world_rank *rank, fsdp_error *er
     return expect_scaled(net, 1, err);
 }
 
+/* Gradients that wait for the optimizer's step take no other work. */
+static fsdp_status refuse_waiting(mixed_net *net, world_rank *rank, fsdp_error *err)
+{
+    const fsdp_clip_opts opts = {.max_norm = 0.1};
+    fsdp_scaler *scaler;
+    fsdp_optim *optim;
+    double norm;
+    (void)rank;
+    FSDP_TRY(fsdp_scaler_create(NULL, &scaler, err));
+    FSDP_TRY(fsdp_sgd_create(net->root, NULL, &optim, err));
+    FSDP_TRY(give_grads(net, err));
+    EXPECT_REFUSAL(fsdp_root_grad_norm(net->root, 0, &norm, why),
+                   "the norms of the last 0 are kept");
+    FSDP_TRY(fsdp_root_clip_grad_norm(net->root, &opts, NULL, err));
+    EXPECT_REFUSAL(fsdp_root_clip_grad_norm(net->root, &opts, &norm, why),
+                   "cannot clip gradients: the gradients wait to be clipped");
+    EXPECT_REFUSAL(fsdp_scaler_unscale(scaler, net->root, why),
+                   "cannot unscale gradients: the gradients wait to be clipped");
+    EXPECT_REFUSAL(fsdp_root_grad_norm(net->root, 1, &norm, why),
+                   "the norms of the last 1 are kept");
+    EXPECT_REFUSAL(fsdp_root_grad_norm(net->root, -1, &norm, why), "of -1 clippings");
+    FSDP_TRY(expect_scaled(net, 1, err)); /* until the step */
+    FSDP_TRY(give_grads(net, err));
+    EXPECT_REFUSAL(fsdp_optim_step(optim, why), "a backward came after the clipping");
+    fsdp_root_zero_grad(net->root);
+    FSDP_TRY(give_grads(net, err));
+    FSDP_TRY(fsdp_root_clip_grad_norm(net->root, NULL, NULL, err)); /* only measures */
+    FSDP_TRY(fsdp_scaler_unscale(scaler, net->root, err));
+    FSDP_TRY(fsdp_optim_step(optim, err));
+    fsdp_optim_free(optim);
+    fsdp_scaler_free(scaler);
+    return FSDP_OK;
+}
+
+/* --- steps that clip -------------------------------------------------------------------------- */
+
+enum { CLIP_STEPS = 4, SPOILED = 2, MOST_SHARDS = 128 };
+
+/* Some steps, clipped by the host or by the steps themselves; in step SPOILED one gradient is infinite. */
+typedef struct step_case {
+    bool is_late, uses_sgd;
+    size_t counts[RANKS];
+    float shards[RANKS][MOST_SHARDS];
+    double norms[RANKS][CLIP_STEPS];
+    float taken[RANKS]; /* steps of a parameter */
+} step_case;
+
+static fsdp_status clip_and_step(mixed_net *net, fsdp_optim *optim, const step_case *what,
+                                 double *norm_out, fsdp_error *err)
+{
+    const fsdp_clip_opts opts = {.max_norm = 0.7, .error_if_nonfinite = true};
+    if (what->is_late) {
+        FSDP_TRY(fsdp_root_clip_grad_norm(net->root, &opts, NULL, err));
+        FSDP_TRY(fsdp_optim_step(optim, err));
+        return fsdp_root_grad_norm(net->root, 0, norm_out, err);
+    }
+    fsdp_status status = fsdp_root_clip_grad_norm(net->root, &opts, norm_out, err);
+    if (status != FSDP_ERR_DAMAGED)
+        return status == FSDP_OK ? fsdp_optim_step(optim, err) : status;
+    *err = (fsdp_error){0};
+    fsdp_root_zero_grad(net->root);
+    return FSDP_OK;
+}
+
+static fsdp_status run_clip_steps(mixed_net *net, world_rank *rank, fsdp_error *err)
+{
+    step_case *what = rank->user;
+    const int me = fsdp_world_rank(rank->world);
+    fsdp_optim_tensor tensors[FSDP_OPTIM_TENSORS];
+    fsdp_optim *optim;
+    FSDP_TRY(what->uses_sgd
+                 ? fsdp_sgd_create(net->root, &(fsdp_sgd_opts){.momentum = 0.9}, &optim, err)
+                 : fsdp_adamw_create(net->root, NULL, &optim, err));
+    for (int step = 0; step < CLIP_STEPS; step++) {
+        FSDP_TRY(give_grads(net, err));
+        if (step == SPOILED && me == 1)
+            *(float *)fsdp_param_shard_grad(net->params[3]) = INFINITY;
+        FSDP_TRY(clip_and_step(net, optim, what, &what->norms[me][step], err));
+        EXPECT(!fsdp_param_shard_grad(net->params[0]));
+    }
+    for (int p = 0; p < PARAMS; p++) {
+        fsdp_box box;
+        const float *shard = fsdp_param_shard(net->params[p], &box);
+        for (int64_t i = 0; i < fsdp_box_count(&box); i++)
+            what->shards[me][what->counts[me]++] = shard[i];
+    }
+    EXPECT(fsdp_optim_describe_state(optim, net->params[0], tensors) > 0);
+    what->taken[me] = *(const float *)tensors[0].data;
+    fsdp_optim_free(optim);
+    return FSDP_OK;
+}
+
 typedef fsdp_status (*mixed_body)(mixed_net *net, world_rank *rank, fsdp_error *err);
 
 static fsdp_status run_mixed(world_rank *rank, mixed_body body, fsdp_error *err)
@@ -215,6 +307,44 @@ static fsdp_status run_nan(world_rank *rank, fsdp_error *err)
 static fsdp_status run_refusals(world_rank *rank, fsdp_error *err)
 {
     return run_mixed(rank, refuse_norms, err);
+}
+
+static fsdp_status run_waiting(world_rank *rank, fsdp_error *err)
+{
+    return run_mixed(rank, refuse_waiting, err);
+}
+
+static fsdp_status run_late(world_rank *rank, fsdp_error *err)
+{
+    return run_mixed(rank, run_clip_steps, err);
+}
+
+Test(optim_clip, gradients_that_wait_for_a_step_take_no_other_work)
+{
+    fsdp_error err = {0};
+    cr_assert_eq(run_worlds(RANKS, "cpu", run_waiting, NULL, &err), FSDP_OK, "%s", err.text);
+}
+
+/* The bits are those of gradients that were multiplied before; a step without a finite norm does not
+ * count. */
+Test(optim_clip, steps_that_clip_give_the_bits_of_clipped_gradients)
+{
+    static step_case now, late;
+    for (int i = 0; i < 4; i++) {
+        fsdp_error err = {0};
+        const char *device = i / 2 ? "cpu-async" : "cpu";
+        now = (step_case){.uses_sgd = i % 2};
+        late = (step_case){.uses_sgd = i % 2, .is_late = true};
+        cr_assert_eq(run_worlds(RANKS, device, run_late, &now, &err), FSDP_OK, "%s", err.text);
+        cr_assert_eq(run_worlds(RANKS, device, run_late, &late, &err), FSDP_OK, "%s", err.text);
+        for (int r = 0; r < RANKS; r++) {
+            cr_assert_eq(late.taken[r], CLIP_STEPS - 1);
+            cr_assert_eq(now.taken[r], CLIP_STEPS - 1);
+            cr_assert(memcmp(late.norms[r], now.norms[0], sizeof late.norms[r]) == 0);
+        }
+        cr_assert(isinf(late.norms[0][SPOILED]));
+        cr_assert(memcmp(late.shards, now.shards, sizeof now.shards) == 0, "%s", device);
+    }
 }
 
 Test(optim_clip, gradients_of_several_meshes_are_clipped_by_their_true_norm)

@@ -79,7 +79,7 @@ static fsdp_status add_gradient(toy *net, int layer, fsdp_error *err)
     fsdp_work_uses(compute, data);
     fsdp_work_uses(compute, grad);
     kernels->add(compute, grad, info.grad_dtype, data, info.data_dtype, ELEMENTS);
-    kernels->multiply(compute, grad, info.grad_dtype, ELEMENTS,
+    kernels->multiply(compute, &(fsdp_span){grad, info.grad_dtype, ELEMENTS}, 1,
                       1.5 + fsdp_world_rank(net->world) + layer);
     return FSDP_OK;
 }
