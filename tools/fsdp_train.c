@@ -165,7 +165,7 @@ static fsdp_status train(train_job *job, fsdp_error *err)
     while (job->step < config->train.steps && !result.stop) {
         train_batch batch;
         double began = cli_now();
-        FSDP_TRY(train_agree(job, train_batches_next(job, &batch, err), err));
+        FSDP_TRY(train_batches_take(job, &batch, err));
         FSDP_TRY(train_step(job, &batch, &result, err));
         train_signals_step(cli_now() - began);
         say_step(job, &batch, &result, cli_now() - began);

@@ -212,9 +212,9 @@ static fsdp_status make_arrays(fsdp_transformer *t, int64_t rows, int64_t positi
     return st;
 }
 
-/* Takes the batch's sequences and makes their arrays large enough. Sets inputs and, with_targets, targets. */
-static fsdp_status model_take_batch(fsdp_transformer *t, const fsdp_token_batch *batch,
-                                    bool with_targets, fsdp_error *err)
+/* Checks the batch, and makes arrays large enough for it. */
+static fsdp_status prepare_batch(fsdp_transformer *t, const fsdp_token_batch *batch,
+                                 bool with_targets, fsdp_error *err)
 {
     int64_t rows;
     if (batch->sequences < 0 || batch->length < 1 ||
@@ -230,7 +230,14 @@ static fsdp_status model_take_batch(fsdp_transformer *t, const fsdp_token_batch 
                          "sequences of %lld tokens are longer than the model's context of %lld",
                          (long long)batch->length, (long long)t->config.context);
     FSDP_TRY(check_ids(t, batch, batch->length + (with_targets ? 1 : 0), err));
-    FSDP_TRY(make_arrays(t, rows, batch->length, err));
+    return make_arrays(t, rows, batch->length, err);
+}
+
+/* Takes the batch's sequences. Sets inputs and, with_targets, targets. */
+static fsdp_status model_take_batch(fsdp_transformer *t, const fsdp_token_batch *batch,
+                                    bool with_targets, fsdp_error *err)
+{
+    FSDP_TRY(prepare_batch(t, batch, with_targets, err));
     t->sequences = batch->sequences;
     t->length = batch->length;
     take_ids(t, batch, with_targets);
@@ -605,11 +612,18 @@ static fsdp_status go_back(fsdp_transformer *t, double scale, fsdp_error *err)
 
 /* --- a microbatch -------------------------------------------------------------------------------- */
 
+fsdp_status fsdp_transformer_prepare(fsdp_transformer *t, const fsdp_token_batch *batch,
+                                     fsdp_error *err)
+{
+    return prepare_batch(t, batch, true, err);
+}
+
 /* Every rank learns that one cannot take its sequences, before any collective of the step. */
 static fsdp_status take_batch(fsdp_transformer *t, const fsdp_token_batch *batch, bool with_targets,
                               fsdp_error *err)
 {
-    return fsdp_ctl_agree(t->ctl, model_take_batch(t, batch, with_targets, err), err);
+    const fsdp_status mine = model_take_batch(t, batch, with_targets, err);
+    return batch->is_agreed ? mine : fsdp_ctl_agree(t->ctl, mine, err);
 }
 
 /* Collective: begins a forward and runs all layers; the root's own parameters stay gathered until the end.
@@ -847,7 +861,10 @@ static fsdp_token_batch next_batch(sampler *s)
     }
     for (int64_t i = 0; i < s->t->config.layers; i++)
         s->caches.layers[i].used = used;
-    return (fsdp_token_batch){s->ids + s->begin + used, s->sequences, fresh, s->stride};
+    return (fsdp_token_batch){.ids = s->ids + s->begin + used,
+                              .sequences = s->sequences,
+                              .length = fresh,
+                              .stride = s->stride};
 }
 
 static fsdp_status take_prompts(sampler *s, const fsdp_token_batch *batch, fsdp_error *err)

@@ -48,7 +48,13 @@ FSDP_CHECKED fsdp_status fsdp_transformer_init(fsdp_transformer *transformer, ui
 typedef struct fsdp_token_batch {
     const int64_t *ids;
     int64_t sequences, length, stride;
+    bool is_agreed;            /* all ranks have prepared theirs and agreed on it: the call begins without an
+                                * exchange */
 } fsdp_token_batch;
+
+/* Local. Checks a microbatch for fsdp_transformer_train and makes memory for it. */
+FSDP_CHECKED fsdp_status fsdp_transformer_prepare(fsdp_transformer *transformer,
+                                                  const fsdp_token_batch *batch, fsdp_error *err);
 
 /*
  * Collective. Forward and backward of this rank's sequences, `length` tokens each and one more as the last

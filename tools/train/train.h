@@ -91,6 +91,22 @@ fsdp_status train_source_load_model(const train_source *source, fsdp_root *root,
 
 typedef struct train_batches train_batches;
 
+/* The ids of one step, of all ranks: sequences x (length + 1). */
+typedef struct train_batch {
+    int64_t *ids;
+    int64_t sequences, length;
+    char hash[FSDP_XXH3_HEX];     /* XXH3-128 of the ids */
+    bool is_agreed;               /* every rank has it, and memory for its part */
+} train_batch;
+
+/* The batch of the step after those done. Ranks read it before the exchange of the step before, which tells
+ * whether all have it. */
+typedef struct train_next {
+    train_batch batch;
+    fsdp_error failure;           /* of this rank to read it */
+    bool was_read;
+} train_next;
+
 typedef struct train_job {
     const train_options *opts;
     const train_config *config;
@@ -100,6 +116,7 @@ typedef struct train_job {
     fsdp_mesh *mesh;
     fsdp_tokenizer *tokenizer; /* NULL: ids come from --batches or --tokens */
     train_batches *batches;
+    train_next next;
     fsdp_transformer_config model_config;
     fsdp_text model_text;      /* config.json */
     fsdp_text generation_text, tokenizer_config_text;  /* generation_config.json and its like, of --init */
@@ -121,9 +138,6 @@ fsdp_status train_job_begin(train_job *job, const train_options *opts, fsdp_worl
 void train_job_end(train_job *job);
 /* True when the resumed checkpoint has all steps of the training already. */
 bool train_job_is_done(const train_job *job);
-/* Collective. fsdp_ctl_agree on `mine`, and on the log, which only rank 0 writes: all ranks stop with its
- * error. */
-fsdp_status train_agree(const train_job *job, fsdp_status mine, fsdp_error *err);
 /* Collective. Makes the model of SRC, without optimizer and data, for evaluation and sampling. */
 fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world *world, const char *path,
                            fsdp_error *err);
@@ -134,17 +148,13 @@ fsdp_status train_job_make(train_job *job, const train_options *opts, fsdp_world
 
 /* --- batches (train_step.c) ------------------------------------------------------------------- */
 
-/* The ids of one step, of all ranks: sequences x (length + 1). */
-typedef struct train_batch {
-    int64_t *ids;
-    int64_t sequences, length;
-    char hash[FSDP_XXH3_HEX];     /* XXH3-128 of the ids */
-} train_batch;
-
 fsdp_status train_batches_open(train_job *job, fsdp_error *err);
 void train_batches_close(train_batches *batches);      /* accepts NULL */
-/* Local, equal on all ranks. The batch of the step after those done; borrowed until the next call. */
-fsdp_status train_batches_next(train_job *job, train_batch *batch_out, fsdp_error *err);
+/* Collective, without an exchange where the step before has had it. The batch of the step after those done;
+ * its ids are borrowed until that step has ended. */
+fsdp_status train_batches_take(train_job *job, train_batch *batch_out, fsdp_error *err);
+/* Local. Checks this rank's part of a batch, and makes memory for it. */
+fsdp_status train_batch_prepare(train_job *job, const train_batch *batch, fsdp_error *err);
 /* The files after it, for checkpoints. */
 fsdp_status train_batches_describe(const train_job *job, fsdp_value *value_out, fsdp_error *err);
 
@@ -156,7 +166,11 @@ typedef struct train_result {
     bool save_is_done;         /* on all ranks: the one in the background */
 } train_result;
 
-/* Collective. Forward, backward, clipping and the optimizer's step. */
+/* Collective. fsdp_ctl_agree on `mine`, and on the log, which only rank 0 writes: all ranks stop with its
+ * error. */
+fsdp_status train_agree(const train_job *job, fsdp_status mine, fsdp_error *err);
+/* Collective. Forward, backward, clipping and the optimizer's step. One exchange of all ranks carries the
+ * loss, wishes to stop, saves that have ended, and whether a rank cannot continue. */
 fsdp_status train_step(train_job *job, const train_batch *batch, train_result *result_out, fsdp_error *err);
 /* Collective. The mean loss over held-out batches. */
 fsdp_status train_evaluate(train_job *job, int64_t batches, double *loss_out, int64_t *tokens_out,

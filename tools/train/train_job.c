@@ -436,17 +436,6 @@ fsdp_status train_job_make(train_job *job, const train_options *opts, fsdp_world
     return make_new(job, err);
 }
 
-fsdp_status train_agree(const train_job *job, fsdp_status mine, fsdp_error *err)
-{
-    const fsdp_error *failure = &job->log.failure;
-    if (mine == FSDP_OK && failure->status != FSDP_OK) {
-        mine = failure->status;
-        if (err)
-            *err = *failure;
-    }
-    return fsdp_ctl_agree(job->ctl, mine, err);
-}
-
 void train_job_end(train_job *job)
 {
     fsdp_async_saver_free(job->saver);

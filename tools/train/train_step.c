@@ -27,6 +27,7 @@ struct train_batches {
     fsdp_token_data *data;     /* NULL: given */
     int64_t sequences, length; /* of a step's batch */
     int64_t *ids;              /* one batch, of data */
+    int64_t *held_out;         /* one batch, of an evaluation */
 };
 
 /* --- opening ------------------------------------------------------------------------------------- */
@@ -88,9 +89,11 @@ static fsdp_status open_data(train_job *job, train_batches *batches, const char 
     FSDP_TRY(fsdp_token_data_open(&opts, &batches->data, err));
     if (job->opts->run)
         FSDP_TRY(fsdp_token_data_identity(batches->data, &batches->identity, err));
-    batches->ids =
-        calloc((size_t)(batches->sequences * (batches->length + 1)), sizeof *batches->ids);
-    return batches->ids ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
+    const size_t count = (size_t)(batches->sequences * (batches->length + 1));
+    batches->ids = calloc(count, sizeof *batches->ids);
+    batches->held_out = calloc(count, sizeof *batches->held_out);
+    return batches->ids && batches->held_out ? FSDP_OK
+                                             : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
 }
 
 fsdp_status train_batches_open(train_job *job, fsdp_error *err)
@@ -120,6 +123,7 @@ void train_batches_close(train_batches *batches)
     fsdp_token_data_close(batches->data);
     fsdp_value_release(&batches->identity);
     free(batches->ids);
+    free(batches->held_out);
     free(batches);
 }
 
@@ -131,12 +135,12 @@ static void finish(train_batch *batch)
     fsdp_xxh3_hex(batch->ids, count * sizeof *batch->ids, batch->hash);
 }
 
-fsdp_status train_batches_next(train_job *job, train_batch *batch_out, fsdp_error *err)
+/* The batch of the step after those done, equal on all ranks. */
+static fsdp_status read_batch(const train_job *job, train_batch *batch_out, fsdp_error *err)
 {
-    train_batches *from = job->batches;
+    const train_batches *from = job->batches;
     const int64_t row = from->length + 1;
     *batch_out = (train_batch){.sequences = from->sequences, .length = from->length};
-    fsdp_world_mark(job->world, "batch");
     if (!from->data) {
         batch_out->ids = from->given.data + job->step * from->sequences * row;
         finish(batch_out);
@@ -157,14 +161,14 @@ fsdp_status train_batches_next(train_job *job, train_batch *batch_out, fsdp_erro
 static fsdp_status take_held_out(train_job *job, int64_t i, train_batch *batch_out,
                                  bool *is_there_out, fsdp_error *err)
 {
-    train_batches *from = job->batches;
+    const train_batches *from = job->batches;
     const int64_t row = from->length + 1, first = i * from->sequences;
     const int64_t count = from->data ? fsdp_token_data_count(from->data, FSDP_TOKENS_VAL) : 0;
     *is_there_out = first < count;
-    *batch_out = (train_batch){.length = from->length, .ids = from->ids};
+    *batch_out = (train_batch){.length = from->length, .ids = from->held_out};
     for (int64_t s = 0; s < from->sequences && first + s < count; s++, batch_out->sequences++)
         FSDP_TRY(fsdp_token_data_read(from->data, FSDP_TOKENS_VAL, 0, first + s,
-                                      from->ids + s * row, err));
+                                      from->held_out + s * row, err));
     return FSDP_OK;
 }
 
@@ -435,6 +439,19 @@ static fsdp_status train_dump_grads(train_job *job, const char *path, fsdp_error
 
 /* === a step =================================================================================== */
 
+/* --- agreement ----------------------------------------------------------------------------------- */
+
+fsdp_status train_agree(const train_job *job, fsdp_status mine, fsdp_error *err)
+{
+    const fsdp_error *failure = &job->log.failure;
+    if (mine == FSDP_OK && failure->status != FSDP_OK) {
+        mine = failure->status;
+        if (err)
+            *err = *failure;
+    }
+    return fsdp_ctl_agree(job->ctl, mine, err);
+}
+
 /* --- learning rate ------------------------------------------------------------------------------- */
 
 /* Steps count from 1: the last one of the warm-up has the whole rate, and the next one is below it. */
@@ -479,7 +496,45 @@ static fsdp_token_batch microbatch(const train_batch *batch, const share *mine, 
     return (fsdp_token_batch){.ids = batch->ids + (mine->first + begin) * (batch->length + 1),
                               .sequences = end - begin,
                               .length = batch->length,
-                              .stride = batch->length + 1};
+                              .stride = batch->length + 1,
+                              .is_agreed = batch->is_agreed};
+}
+
+fsdp_status train_batch_prepare(train_job *job, const train_batch *batch, fsdp_error *err)
+{
+    const share mine = share_of(job, batch->sequences);
+    for (int64_t round = 0; round < mine.rounds; round++) {
+        const fsdp_token_batch part = microbatch(batch, &mine, round);
+        FSDP_TRY(fsdp_transformer_prepare(job->model, &part, err));
+    }
+    return FSDP_OK;
+}
+
+/* A failure is kept: the ranks learn it in their next exchange. */
+static void read_next(train_job *job)
+{
+    train_next *next = &job->next;
+    *next = (train_next){.was_read = true};
+    if (!job->batches || job->step >= job->config->train.steps)
+        return;
+    next->failure.status = read_batch(job, &next->batch, &next->failure);
+    if (next->failure.status == FSDP_OK)
+        next->failure.status = train_batch_prepare(job, &next->batch, &next->failure);
+}
+
+fsdp_status train_batches_take(train_job *job, train_batch *batch_out, fsdp_error *err)
+{
+    if (!job->next.was_read)
+        read_next(job);
+    if (!job->next.batch.is_agreed) {
+        if (err && job->next.failure.status != FSDP_OK)
+            *err = job->next.failure;
+        FSDP_TRY(train_agree(job, job->next.failure.status, err));
+        job->next.batch.is_agreed = true;
+    }
+    *batch_out = job->next.batch;
+    fsdp_world_mark(job->world, "batch");
+    return FSDP_OK;
 }
 
 static fsdp_status accumulate(train_job *job, const train_batch *batch, double *loss_out,
@@ -515,35 +570,54 @@ static bool is_asked_to_stop(const train_job *job)
     return job->rank == 0 && job->opts->run && stop_file_is_there(job->opts->run);
 }
 
-fsdp_status train_step(train_job *job, const train_batch *batch, train_result *result,
-                       fsdp_error *err)
+/* Collective: the one exchange of a step. */
+static fsdp_status exchange(train_job *job, double loss, double *loss_out, train_result *result,
+                            fsdp_error *err)
 {
-    const fsdp_clip_opts clip = {.max_norm = job->config->optim.clip};
-    double sums[3];
-    *result = (train_result){.lr = learning_rate(job->config, job->step + 1)};
-    FSDP_TRY(accumulate(job, batch, &sums[0], err));
-    if (job->opts->dump_grads && job->step == 0)
-        FSDP_TRY(train_dump_grads(job, job->opts->dump_grads, err));
-    fsdp_world_mark(job->world, "update");
-    FSDP_TRY(fsdp_root_clip_grad_norm(job->root, &clip, &result->grad_norm, err));
-    sums[1] = is_asked_to_stop(job);
-    sums[2] = job->is_saving && fsdp_async_save_is_done(job->saver);
-    FSDP_TRY(fsdp_world_sum(job->world, sums, 3, err));
-    result->loss = sums[0] / ((double)batch->sequences * (double)batch->length);
+    const bool fails = job->next.failure.status != FSDP_OK || job->log.failure.status != FSDP_OK;
+    double sums[4] = {loss, is_asked_to_stop(job),
+                      job->is_saving && fsdp_async_save_is_done(job->saver), fails};
+    FSDP_TRY(fsdp_world_sum(job->world, sums, 4, err));
+    *loss_out = sums[0];
     result->stop = sums[1] > 0;
     result->save_is_done = sums[2] == job->ranks;
-    result->is_finite = isfinite(result->loss) && isfinite(result->grad_norm);
-    if (result->is_finite) {
+    job->next.batch.is_agreed = sums[3] == 0;
+    return FSDP_OK;
+}
+
+/* The step itself does not change anything where the norm is not finite. */
+static fsdp_status update(train_job *job, train_result *result, fsdp_error *err)
+{
+    if (isfinite(result->loss)) {
         FSDP_TRY(set_learning_rate(job, result->lr, err));
         FSDP_TRY(fsdp_optim_step(job->optim, err));
-        job->has_changed |= result->lr > 0;
     } else {
         fsdp_root_zero_grad(job->root);
     }
+    FSDP_TRY(fsdp_root_grad_norm(job->root, 0, &result->grad_norm, err));
+    result->is_finite = isfinite(result->loss) && isfinite(result->grad_norm);
+    job->has_changed |= result->is_finite && result->lr > 0;
+    return FSDP_OK;
+}
+
+fsdp_status train_step(train_job *job, const train_batch *batch, train_result *result,
+                       fsdp_error *err)
+{
+    const fsdp_clip_opts clip = {.max_norm = job->config->optim.clip, .error_if_nonfinite = true};
+    double loss;
+    *result = (train_result){.lr = learning_rate(job->config, job->step + 1)};
+    FSDP_TRY(accumulate(job, batch, &loss, err));
+    if (job->opts->dump_grads && job->step == 0)
+        FSDP_TRY(train_dump_grads(job, job->opts->dump_grads, err));
+    fsdp_world_mark(job->world, "update");
+    FSDP_TRY(fsdp_root_clip_grad_norm(job->root, &clip, NULL, err));
     job->step++;
     job->tokens += batch->sequences * batch->length;
     job->consumed += batch->sequences;
-    return FSDP_OK;
+    read_next(job);
+    FSDP_TRY(exchange(job, loss, &loss, result, err));
+    result->loss = loss / ((double)batch->sequences * (double)batch->length);
+    return update(job, result, err);
 }
 
 /* --- evaluation ---------------------------------------------------------------------------------- */

@@ -15,7 +15,8 @@
 static fsdp_status write_logits(train_job *job, const train_ids *ids, fsdp_error *err)
 {
     const int64_t shape[3] = {ids->shape[0], ids->shape[1], job->model_config.vocab};
-    const fsdp_token_batch batch = {ids->data, shape[0], shape[1], shape[1]};
+    const fsdp_token_batch batch = {
+        .ids = ids->data, .sequences = shape[0], .length = shape[1], .stride = shape[1]};
     size_t count;
     bool is_countable = !__builtin_mul_overflow(shape[0], shape[1], &count) &&
                         !__builtin_mul_overflow(count, shape[2], &count) && count < SIZE_MAX;
@@ -53,7 +54,8 @@ static fsdp_status print_loss(const train_job *job, double loss, int64_t tokens)
 static fsdp_status find_given_loss(train_job *job, const train_ids *ids, fsdp_error *err)
 {
     const int64_t length = ids->shape[1] - 1;
-    const fsdp_token_batch batch = {ids->data, ids->shape[0], length, ids->shape[1]};
+    const fsdp_token_batch batch = {
+        .ids = ids->data, .sequences = ids->shape[0], .length = length, .stride = ids->shape[1]};
     const int64_t tokens = ids->shape[0] * length;
     double loss;
     if (tokens < 1)
@@ -209,8 +211,10 @@ static fsdp_status sample(train_job *job, const train_ids *prompt, fsdp_error *e
                                     .top_p = opts->top_p,
                                     .seed = (uint64_t)opts->seed,
                                     .count = opts->count};
-    const fsdp_token_batch batch = {prompt->data, prompt->shape[0], prompt->shape[1],
-                                    prompt->shape[1]};
+    const fsdp_token_batch batch = {.ids = prompt->data,
+                                    .sequences = prompt->shape[0],
+                                    .length = prompt->shape[1],
+                                    .stride = prompt->shape[1]};
     int64_t *ids = calloc((size_t)(prompt->shape[0] * opts->count) + 1, sizeof *ids);
     fsdp_status st = ids ? FSDP_OK : fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
     st = fsdp_ctl_agree(job->ctl, st, err);

@@ -72,7 +72,11 @@ fsdp_status bench_trainer_step(trainer_run *run, bench_times *times, fsdp_error 
 {
     train_result result;
     next_batch(run);
-    FSDP_TRY(fsdp_ctl_agree(run->job.ctl, cli_check_stop(err), err));
+    fsdp_status st = cli_check_stop(err);
+    if (st == FSDP_OK)
+        st = train_batch_prepare(&run->job, &run->batch, err);
+    FSDP_TRY(fsdp_ctl_agree(run->job.ctl, st, err));
+    run->batch.is_agreed = true;
     bench_clock began = bench_now();
     FSDP_TRY(train_step(&run->job, &run->batch, &result, err));
     FSDP_TRY(fsdp_ctl_barrier(run->job.ctl, err));

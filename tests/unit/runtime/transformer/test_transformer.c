@@ -88,7 +88,10 @@ static void share_of(const made_model *made, fsdp_world *world, int64_t *first, 
 
 static fsdp_token_batch part_of(const made_model *made, int64_t first, int64_t count)
 {
-    return (fsdp_token_batch){made->ids + first * (LENGTH + 1), count, LENGTH, LENGTH + 1};
+    return (fsdp_token_batch){.ids = made->ids + first * (LENGTH + 1),
+                              .sequences = count,
+                              .length = LENGTH,
+                              .stride = LENGTH + 1};
 }
 
 /* Forward and backward of all sequences, split over ranks and microbatches; the mean loss. */
@@ -486,7 +489,8 @@ static fsdp_status expect_greedy(made_model *made, const int64_t *sampled, fsdp_
         const int64_t known = PROMPT + n;
         if (known - begin > CONTEXT)
             begin = known - CONTEXT / 2;
-        const fsdp_token_batch batch = {ids + begin, 1, known - begin, known - begin};
+        const fsdp_token_batch batch = {
+            .ids = ids + begin, .sequences = 1, .length = known - begin, .stride = known - begin};
         FSDP_TRY(fsdp_transformer_logits(made->t, &batch, logits, err));
         const float *last = logits + (known - begin - 1) * VOCAB;
         int64_t best = 0;
@@ -500,7 +504,8 @@ static fsdp_status expect_greedy(made_model *made, const int64_t *sampled, fsdp_
 
 static fsdp_status sample(made_model *made, fsdp_sampling how, int64_t *ids_out, fsdp_error *err)
 {
-    const fsdp_token_batch prompt = {made->ids, 1, PROMPT, PROMPT};
+    const fsdp_token_batch prompt = {
+        .ids = made->ids, .sequences = 1, .length = PROMPT, .stride = PROMPT};
     how.count = NEW;
     FSDP_TRY(fsdp_transformer_sample(made->t, &prompt, &how, ids_out, err));
     for (int i = 0; i < NEW; i++)
@@ -515,7 +520,8 @@ static fsdp_status expect_own_draws(made_model *made, const int64_t *alone, fsdp
     int64_t prompts[SEQUENCES][PROMPT], ids[SEQUENCES][NEW];
     for (int i = 0; i < SEQUENCES; i++)
         memcpy(prompts[i], made->ids, sizeof prompts[i]);
-    const fsdp_token_batch batch = {prompts[0], SEQUENCES, PROMPT, PROMPT};
+    const fsdp_token_batch batch = {
+        .ids = prompts[0], .sequences = SEQUENCES, .length = PROMPT, .stride = PROMPT};
     FSDP_TRY(fsdp_transformer_sample(made->t, &batch, &hot, ids[0], err));
     EXPECT(memcmp(ids[0], alone, sizeof ids[0]) == 0);
     EXPECT(memcmp(ids[0], ids[1], sizeof ids[0]) != 0);

@@ -1,0 +1,93 @@
+/*
+ * Exchanges of the control plane in the steps of fsdp-train: all ranks agree on the first batch, and from
+ * then on a step has one, however many microbatches it has.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "statedict/ctl/ctl_backend.h"
+#include "tests/support/ranks/worlds.h"
+#include "tools/train/train.h"
+
+enum { STEPS = 4, SEQUENCES = 8, LENGTH = 6, VOCAB = 17, WIDTH = 8 };
+
+typedef struct exchange_case {
+    train_options opts;
+    int exchanges; /* of rank 0 */
+} exchange_case;
+
+static fsdp_status describe(fsdp_transformer_config *config, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_transformer_config_init(config, "gpt2", err));
+    config->layers = config->heads = config->kv_heads = 1;
+    config->width = config->head_dim = WIDTH;
+    config->inner = 2 * WIDTH;
+    config->vocab = VOCAB;
+    return FSDP_OK;
+}
+
+/* A batch that the test brings, as if train_batches_take had read it. */
+static fsdp_status take(train_job *job, int64_t *ids, train_batch *batch_out, fsdp_error *err)
+{
+    const bool is_agreed = job->next.batch.is_agreed;
+    for (int64_t i = 0; i < SEQUENCES * (LENGTH + 1); i++)
+        ids[i] = (i * 5 + job->step * 3) % VOCAB;
+    job->next.was_read = true;
+    job->next.batch =
+        (train_batch){.ids = ids, .sequences = SEQUENCES, .length = LENGTH, .is_agreed = is_agreed};
+    FSDP_TRY(train_batch_prepare(job, &job->next.batch, err));
+    return train_batches_take(job, batch_out, err);
+}
+
+static fsdp_status run_steps(train_job *job, fsdp_error *err)
+{
+    int64_t ids[SEQUENCES * (LENGTH + 1)];
+    for (int step = 0; step < STEPS; step++) {
+        train_batch batch;
+        train_result result;
+        FSDP_TRY(take(job, ids, &batch, err));
+        FSDP_TRY(train_step(job, &batch, &result, err));
+        if (!result.is_finite || result.grad_norm <= 0)
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "step %d has the norm %g", step,
+                             result.grad_norm);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
+{
+    exchange_case *what = rank->user;
+    fsdp_transformer_config config;
+    train_job job = {0};
+    fsdp_status status = describe(&config, err);
+    if (status == FSDP_OK)
+        status = train_job_make(&job, &what->opts, rank->world, &config, err);
+    const uint64_t before = fsdp_world_ctl(rank->world)->calls;
+    if (status == FSDP_OK)
+        status = run_steps(&job, err);
+    if (fsdp_world_rank(rank->world) == 0)
+        what->exchanges = (int)(fsdp_world_ctl(rank->world)->calls - before);
+    train_job_end(&job);
+    return status;
+}
+
+int main(void)
+{
+    bool is_right = true;
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        static exchange_case what;
+        fsdp_error err = {0};
+        train_config_init(&what.opts.config);
+        what.opts.config.train.micro = 1;
+        what.opts.config.train.steps = STEPS;
+        if (run_worlds(ranks, "cpu", run_rank, &what, &err) != FSDP_OK) {
+            printf("%d ranks: %s\n", ranks, err.text);
+            is_right = false;
+        } else if (what.exchanges != 1 + STEPS) {
+            printf("%d ranks: %d exchanges in %d steps of %d microbatches, %d are expected\n",
+                   ranks, what.exchanges, STEPS, SEQUENCES / ranks, 1 + STEPS);
+            is_right = false;
+        }
+    }
+    return !is_right;
+}
