@@ -1,9 +1,11 @@
 /*
  * Exchanges of the control plane in the steps of fsdp-train: all ranks agree on the first batch, and from
- * then on a step has one, however many microbatches it has.
+ * then on a step has one, however many microbatches it has. It tells whether a rank cannot continue: then all
+ * ranks end before the next step.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "statedict/ctl/ctl_backend.h"
 #include "tests/support/ranks/worlds.h"
@@ -54,6 +56,23 @@ static fsdp_status run_steps(train_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* Rank 0 alone cannot write its log any more. */
+static fsdp_status expect_end(train_job *job, fsdp_error *err)
+{
+    int64_t ids[SEQUENCES * (LENGTH + 1)];
+    train_batch batch;
+    train_result result;
+    fsdp_error why = {0};
+    FSDP_TRY(take(job, ids, &batch, err));
+    if (job->rank == 0)
+        (void)!fsdp_fail(&job->log.failure, FSDP_ERR_NO_SPACE, "the disk is full");
+    FSDP_TRY(train_step(job, &batch, &result, err));
+    if (take(job, ids, &batch, &why) == FSDP_ERR_NO_SPACE && strstr(why.text, "the disk is full"))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_INTERNAL, "rank %d continues after a failure of rank 0: %s",
+                     job->rank, why.text);
+}
+
 static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
 {
     exchange_case *what = rank->user;
@@ -67,6 +86,8 @@ static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
         status = run_steps(&job, err);
     if (fsdp_world_rank(rank->world) == 0)
         what->exchanges = (int)(fsdp_world_ctl(rank->world)->calls - before);
+    if (status == FSDP_OK)
+        status = expect_end(&job, err);
     train_job_end(&job);
     return status;
 }
