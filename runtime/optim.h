@@ -100,8 +100,8 @@ typedef struct fsdp_clip_opts {
     bool error_if_nonfinite;   /* a norm that is not finite is FSDP_ERR_DAMAGED, and no gradient changes;
                                 * without norm_out the steps change nothing, instead of the error */
 } fsdp_clip_opts;
-/* Measures the norm and clips the gradients, between end_backward and the step. *norm_out gets the norm of all
- * gradients as one vector, the same on every rank. Multiplies the gradients by min(1, max_norm / (norm +
+/* Measures the norm and clips the gradients, between end_backward and the step. *norm_out gets the norm of
+ * all gradients as one vector, the same on every rank. Multiplies the gradients by min(1, max_norm / (norm +
  * 1e-6)). opts NULL: all zero, which only measures. Collective over all ranks of the root's meshes.
  *
  * norm_out NULL: the host does not wait for a GPU. The gradients stay as they are; the optimizers' steps

@@ -1,8 +1,9 @@
 /*
  * Exchanges of the control plane in the steps of fsdp-train: all ranks agree on the first batch, and from
  * then on a step has one, however many microbatches it has. It tells whether a rank cannot continue: then all
- * ranks end before the next step.
+ * ranks end before the next step. A step whose norm is not finite changes nothing.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,6 +57,36 @@ static fsdp_status run_steps(train_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
+static fsdp_status spoil(void *context, fsdp_param *param, fsdp_error *err)
+{
+    (void)context;
+    (void)err;
+    *(float *)fsdp_param_shard_grad(param) = INFINITY;
+    return FSDP_OK;
+}
+
+/* A finite loss, and a norm that is not: the step changes nothing. */
+static fsdp_status expect_skip(train_job *job, fsdp_error *err)
+{
+    int64_t ids[SEQUENCES * (LENGTH + 1)];
+    float before[WIDTH];
+    train_batch batch;
+    train_result result;
+    fsdp_box box;
+    fsdp_param *norm = fsdp_unit_param_at(fsdp_root_unit_at(job->root, 1), 0);
+    float *shard = fsdp_param_shard(norm, &box);
+    const size_t size = (size_t)fsdp_box_count(&box) * sizeof *shard;
+    memcpy(before, shard, size);
+    FSDP_TRY(take(job, ids, &batch, err));
+    if (size > 0)
+        fsdp_param_set_post_accumulate_hook(norm, spoil, NULL);
+    FSDP_TRY(train_step(job, &batch, &result, err));
+    fsdp_param_set_post_accumulate_hook(norm, NULL, NULL);
+    if (isfinite(result.loss) && !result.is_finite && memcmp(before, shard, size) == 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_INTERNAL, "a step with the norm %g was taken", result.grad_norm);
+}
+
 /* Rank 0 alone cannot write its log any more. */
 static fsdp_status expect_end(train_job *job, fsdp_error *err)
 {
@@ -86,6 +117,8 @@ static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
         status = run_steps(&job, err);
     if (fsdp_world_rank(rank->world) == 0)
         what->exchanges = (int)(fsdp_world_ctl(rank->world)->calls - before);
+    if (status == FSDP_OK)
+        status = expect_skip(&job, err);
     if (status == FSDP_OK)
         status = expect_end(&job, err);
     train_job_end(&job);
