@@ -15,6 +15,7 @@
 #include "kernels/digest.h"
 #include <fsdp/dtype.h>
 #include <fsdp/status.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -79,9 +80,19 @@ typedef struct fsdp_strided_copy {
 } fsdp_strided_copy;
 /* Neighbouring dims that are dense on both sides are merged into long runs. */
 void fsdp_copy_box(const fsdp_strided_copy *copy);
+/* The bytes of a copy that is one run on both sides; 0: it is not. */
+size_t fsdp_copy_run(const fsdp_strided_copy *copy);
 /* Copies the elements that two boxes of a tensor share, each of which is packed row-major in memory. */
 void fsdp_copy_shared(const fsdp_box *to_box, void *to, const fsdp_box *from_box, const void *from,
                       size_t element_size);
+/* That copy as a description, which points into itself. False: the boxes share nothing. */
+typedef struct fsdp_shared_copy {
+    fsdp_strided_copy copy;
+    fsdp_box shared;
+    int64_t to_strides[FSDP_MAX_DIMS], from_strides[FSDP_MAX_DIMS];
+} fsdp_shared_copy;
+bool fsdp_shared_copy_make(fsdp_shared_copy *made_out, const fsdp_box *to_box, void *to,
+                           const fsdp_box *from_box, const void *from, size_t element_size);
 
 /*
  * --- casts that are counted ---

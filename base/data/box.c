@@ -88,6 +88,22 @@ bool fsdp_box_contains(const fsdp_box *outer, const fsdp_box *inner)
     return true;
 }
 
+bool fsdp_box_is_run(const fsdp_box *outer, const fsdp_box *inner, int64_t *at_out)
+{
+    bool outermost = true; /* no dim with more than one index seen yet */
+    int64_t inside[FSDP_MAX_DIMS];
+    if (!fsdp_box_contains(outer, inner))
+        return false;
+    for (int d = 0; d < inner->ndim; d++) {
+        inside[d] = inner->lo[d] - outer->lo[d];
+        if (!outermost && inner->len[d] != outer->len[d])
+            return false;
+        outermost = outermost && inner->len[d] == 1;
+    }
+    *at_out = fsdp_box_position(outer->ndim, outer->len, inside);
+    return true;
+}
+
 int64_t fsdp_box_position(int ndim, const int64_t *shape, const int64_t *lo)
 {
     int64_t position = 0;

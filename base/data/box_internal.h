@@ -10,6 +10,9 @@ bool fsdp_box_intersect(const fsdp_box *a, const fsdp_box *b, fsdp_box *out);
 /* True when inner lies inside outer. */
 bool fsdp_box_contains(const fsdp_box *outer, const fsdp_box *inner);
 
+/* True when the packed row-major array of outer holds inner as one run, which begins at element *at_out. */
+bool fsdp_box_is_run(const fsdp_box *outer, const fsdp_box *inner, int64_t *at_out);
+
 /* Row-major strides in elements of a packed array of this shape. */
 void fsdp_box_strides(int ndim, const int64_t *shape, int64_t *strides_out);
 

@@ -114,6 +114,12 @@ void fsdp_copy_box(const fsdp_strided_copy *copy)
     } while (step(&plan, index, &to_at, &from_at));
 }
 
+size_t fsdp_copy_run(const fsdp_strided_copy *copy)
+{
+    fsdp_copy_plan plan;
+    return fsdp_copy_plan_make(&plan, copy) && plan.ndim == 0 ? plan.unit : 0;
+}
+
 /* Byte strides of a packed box; returns the offset of an element. */
 static int64_t packed_strides(const fsdp_box *box, const int64_t *lo, size_t element_size,
                               int64_t *strides)
@@ -127,18 +133,30 @@ static int64_t packed_strides(const fsdp_box *box, const int64_t *lo, size_t ele
     return offset;
 }
 
+bool fsdp_shared_copy_make(fsdp_shared_copy *made, const fsdp_box *to_box, void *to,
+                           const fsdp_box *from_box, const void *from, size_t element_size)
+{
+    if (!fsdp_box_intersect(to_box, from_box, &made->shared))
+        return false;
+    const int64_t *lo = made->shared.lo;
+    int64_t to_offset = packed_strides(to_box, lo, element_size, made->to_strides);
+    int64_t from_offset = packed_strides(from_box, lo, element_size, made->from_strides);
+    made->copy = (fsdp_strided_copy){.to = (uint8_t *)to + to_offset,
+                                     .to_strides = made->to_strides,
+                                     .from = (const uint8_t *)from + from_offset,
+                                     .from_strides = made->from_strides,
+                                     .ndim = made->shared.ndim,
+                                     .len = made->shared.len,
+                                     .element_size = element_size};
+    return true;
+}
+
 void fsdp_copy_shared(const fsdp_box *to_box, void *to, const fsdp_box *from_box, const void *from,
                       size_t element_size)
 {
-    fsdp_box shared;
-    int64_t to_strides[FSDP_MAX_DIMS], from_strides[FSDP_MAX_DIMS];
-    if (!fsdp_box_intersect(to_box, from_box, &shared))
-        return;
-    int64_t to_offset = packed_strides(to_box, shared.lo, element_size, to_strides);
-    int64_t from_offset = packed_strides(from_box, shared.lo, element_size, from_strides);
-    fsdp_copy_box(&(fsdp_strided_copy){(uint8_t *)to + to_offset, to_strides,
-                                       (const uint8_t *)from + from_offset, from_strides,
-                                       shared.ndim, shared.len, element_size});
+    fsdp_shared_copy made;
+    if (fsdp_shared_copy_make(&made, to_box, to, from_box, from, element_size))
+        fsdp_copy_box(&made.copy);
 }
 
 void fsdp_copy_large_c(void *to, const void *from, size_t size)
