@@ -434,28 +434,93 @@ static void refresh_some(float *master, const unsigned char *data, fsdp_dtype dt
             fsdp_cast(&master[i], FSDP_F32, data + i * size, dtype, 1);
 }
 
-void fsdp_optim_refresh_master(fsdp_optim_state *state)
+static void refresh(float *master, const unsigned char *data, fsdp_dtype dtype, size_t count)
 {
-    const fsdp_param *param = state->param;
-    const unsigned char *shard = fsdp_root_view(param->model->root, param->shard);
-    float *master = fsdp_root_view(param->model->root, state->master);
-    size_t count = (size_t)fsdp_param_local_count(param), size = fsdp_dtype_size(param->dtype);
-    if (!master)
-        return;
     for (size_t at = 0; at < count; at += REFRESH_AT_ONCE) {
         size_t rest = count - at;
-        refresh_some(master + at, shard + at * size, param->dtype,
+        refresh_some(master + at, data + at * fsdp_dtype_size(dtype), dtype,
                      rest < REFRESH_AT_ONCE ? rest : REFRESH_AT_ONCE);
     }
 }
 
+void fsdp_optim_refresh_master(fsdp_optim_state *state)
+{
+    const fsdp_param *param = state->param;
+    if (state->master)
+        refresh(fsdp_root_view(param->model->root, state->master),
+                fsdp_root_view(param->model->root, param->shard), param->dtype,
+                (size_t)fsdp_param_local_count(param));
+}
+
+/* --- masters in a device's memory --- */
+
+enum { REFRESH_STAGED = 1 << 20 };
+
+/* Elements of a master and its parameter, which lie in the device's memory. */
+typedef struct master_range {
+    float *master;
+    const unsigned char *data;
+    fsdp_dtype dtype;
+    size_t count;
+} master_range;
+
+/* Refreshes a copy of the range in staging memory, and copies the master back. */
+static fsdp_status refresh_staged(fsdp_stream *stream, const master_range *range, float *staged,
+                                  fsdp_error *err)
+{
+    const fsdp_device_ops *ops = stream->device->ops;
+    const size_t master_size = range->count * sizeof *staged;
+    unsigned char *staged_data = (unsigned char *)staged + master_size;
+    ops->kernels->copy(stream, staged, range->master, master_size);
+    ops->kernels->copy(stream, staged_data, range->data,
+                       range->count * fsdp_dtype_size(range->dtype));
+    FSDP_TRY(ops->sync(ops->record(stream), err));
+    refresh(staged, staged_data, range->dtype, range->count);
+    ops->kernels->copy(stream, range->master, staged, master_size);
+    return ops->sync(ops->record(stream), err);
+}
+
+static fsdp_status refresh_on_device(fsdp_optim_state *state, fsdp_stream *stream, fsdp_error *err)
+{
+    const fsdp_param *param = state->param;
+    fsdp_device *device = stream->device;
+    size_t size = fsdp_dtype_size(param->dtype), count = (size_t)fsdp_param_local_count(param);
+    size_t most = REFRESH_STAGED / (sizeof *state->master + size);
+    fsdp_status status = FSDP_OK;
+    float *staged = device->ops->alloc_staging(device, REFRESH_STAGED);
+    if (!staged)
+        return fsdp_fail_memory(err, "staging memory for masters");
+    for (size_t at = 0; at < count && status == FSDP_OK; at += most) {
+        const master_range range = {.master = state->master + at,
+                                    .data = (const unsigned char *)param->shard + at * size,
+                                    .dtype = param->dtype,
+                                    .count = count - at < most ? count - at : most};
+        status = refresh_staged(stream, &range, staged, err);
+    }
+    device->ops->dealloc_staging(device, staged, REFRESH_STAGED);
+    return status;
+}
+
+fsdp_status fsdp_optim_refresh_unviewed(fsdp_optim_state *state, fsdp_error *err)
+{
+    fsdp_root *root = state->param->model->root;
+    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
+    const fsdp_device_ops *ops = compute->device->ops;
+    if (!state->master)
+        return FSDP_OK;
+    fsdp_root_wait_copied(root, compute);
+    FSDP_TRY(ops->sync(ops->record(compute), err));
+    if (fsdp_host_view_find(&root->view, state->master))
+        return refresh_on_device(state, compute, err);
+    fsdp_optim_refresh_master(state);
+    return FSDP_OK;
+}
+
 void fsdp_optim_refresh_masters(fsdp_optim *optim)
 {
-    if (!optim || fsdp_root_load_view(optim->root, NULL) != FSDP_OK)
-        return; /* a failed stream fails the next call on the root */
-    for (size_t i = 0; i < optim->count; i++)
-        fsdp_optim_refresh_master(&optim->states[i]);
-    (void)!fsdp_root_store_view(optim->root, NULL);
+    fsdp_status status = FSDP_OK; /* a failed stream fails the next call on the root */
+    for (size_t i = 0; optim && i < optim->count && status == FSDP_OK; i++)
+        status = fsdp_optim_refresh_unviewed(&optim->states[i], NULL);
 }
 
 void fsdp_root_refresh_masters(fsdp_root *root, const fsdp_param *param)
@@ -464,6 +529,15 @@ void fsdp_root_refresh_masters(fsdp_root *root, const fsdp_param *param)
         for (size_t i = 0; i < optim->count; i++)
             if (!param || optim->states[i].param == param)
                 fsdp_optim_refresh_master(&optim->states[i]);
+}
+
+fsdp_status fsdp_root_refresh_unviewed(fsdp_root *root, const fsdp_param *param, fsdp_error *err)
+{
+    for (fsdp_optim *optim = root->optims; optim; optim = optim->next)
+        for (size_t i = 0; i < optim->count; i++)
+            if (optim->states[i].param == param)
+                FSDP_TRY(fsdp_optim_refresh_unviewed(&optim->states[i], err));
+    return FSDP_OK;
 }
 
 static fsdp_status add_state(fsdp_optim *optim, fsdp_param *param, size_t group, fsdp_error *err)
@@ -602,15 +676,9 @@ static fsdp_status check_groups(const fsdp_optim_group *groups, size_t n, fsdp_e
 static fsdp_status set_masters(fsdp_optim *optim, fsdp_error *err)
 {
     FSDP_TRY(fsdp_context_sync(optim->root->context, err)); /* they are zeroed */
-    bool has_masters = false;
     for (size_t i = 0; i < optim->count; i++)
-        has_masters |= optim->states[i].master != NULL;
-    if (!has_masters)
-        return FSDP_OK;
-    FSDP_TRY(fsdp_root_load_view(optim->root, err));
-    for (size_t i = 0; i < optim->count; i++)
-        fsdp_optim_refresh_master(&optim->states[i]);
-    return fsdp_root_store_view(optim->root, err);
+        FSDP_TRY(fsdp_optim_refresh_unviewed(&optim->states[i], err));
+    return fsdp_context_check_comms(optim->root->context, err);
 }
 
 /* The end of a summoning would write back parameters of before. */

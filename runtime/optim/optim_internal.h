@@ -59,10 +59,16 @@ struct fsdp_optim {
 bool fsdp_optim_group_of(const fsdp_optim_state *state, const fsdp_param *param, size_t *group_out);
 /* The name of a moment: "exp_avg", ...; NULL when the optimizer has no such. */
 const char *fsdp_optim_moment_name(const fsdp_optim *optim, int moment);
-/* Sets a master from its parameter, which was changed by loading or by hand, element by element. */
+/* Sets a master from its parameter, which was changed by loading or by hand, element by element. Both are in
+ * the host's view, between a load and a store of it. */
 void fsdp_optim_refresh_master(fsdp_optim_state *state);
-/* Sets the masters of this parameter in all optimizers; NULL: of all parameters. */
+/* Does the same in the device's memory, through a bounded piece of staging memory, and waits. */
+fsdp_status fsdp_optim_refresh_unviewed(fsdp_optim_state *state, fsdp_error *err);
+/* Sets the masters of this parameter in all optimizers; NULL: of all parameters. They are
+ * in the host's view. */
 void fsdp_root_refresh_masters(fsdp_root *root, const fsdp_param *param);
+/* Does the same for one parameter, in the device's memory. */
+fsdp_status fsdp_root_refresh_unviewed(fsdp_root *root, const fsdp_param *param, fsdp_error *err);
 /* True when gradients wait for an optimizer of the root; group: only those of the group, NULL: all. */
 bool fsdp_root_awaits_step(const fsdp_root *root, const fsdp_group *group);
 /* fsdp_optim_describe_state for a state of the optimizer. */
