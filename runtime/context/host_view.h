@@ -1,5 +1,5 @@
 /*
- * The host's view of a device's memory, for work between steps: first values, state dicts, masters.
+ * The host's view of a device's memory, for work between steps: first values, state dicts.
  *
  * On a device with is_host the view is the device's memory: `at` returns what it is given, load and store do
  * nothing. On another each block of shards or of an optimizer's state has a copy in staging memory, made by

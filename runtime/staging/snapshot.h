@@ -1,7 +1,7 @@
 /*
- * The room runtime/staging moves a root's state through staging memory. In come state dicts whose tensors lie
- * in the device's memory, out come the same dicts with memory that the host can read. Saves use it, those of
- * runtime/state and those of runtime/background.
+ * The room runtime/staging moves a root's state through staging memory: for saves, and back for loads
+ * (load_copies.h). In come state dicts whose tensors lie in the device's memory, out come the same dicts with
+ * memory that the host can read. Saves of runtime/state and of runtime/background use it.
  *
  * A snapshot is the copy of a state dict's tensors in one pool of staging memory, which is allocated and
  * touched once and used again by the next copy. Host memory, and the model's buffers, are copied at once.

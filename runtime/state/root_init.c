@@ -40,7 +40,7 @@ static fsdp_status settle(fsdp_root *root, const char *what, fsdp_error *err)
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE, "cannot run %s inside a step; call it between steps",
                          what);
-    return fsdp_state_settle(root, err);
+    return fsdp_state_settle(root, false, err);
 }
 
 /* The parameter whose values fill makes: the declared one, unless it is stored in another dtype. */

@@ -539,8 +539,7 @@ static fsdp_status reshard_all(fsdp_root *root, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Without the host's view of the device's memory. */
-static fsdp_status settle(fsdp_root *root, fsdp_error *err)
+fsdp_status fsdp_state_settle(fsdp_root *root, bool is_unviewed, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_ready(root, err));
     if (root->is_in_forward || root->is_in_backward)
@@ -550,13 +549,8 @@ static fsdp_status settle(fsdp_root *root, fsdp_error *err)
                          "full parameters are summoned: call fsdp_wrap_summon_end before getting "
                          "or setting the state of a root");
     FSDP_TRY(reshard_all(root, err));
-    return fsdp_context_sync(root->context, err);
-}
-
-fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err)
-{
-    FSDP_TRY(settle(root, err));
-    return fsdp_root_load_view(root, err);
+    FSDP_TRY(fsdp_context_sync(root->context, err));
+    return is_unviewed ? FSDP_OK : fsdp_root_load_view(root, err);
 }
 
 /* Copies the live dict: equal entries, with this rank's parts in memory of the new dict. */
@@ -586,7 +580,7 @@ static fsdp_status get_live(fsdp_state_scope *scope, fsdp_root *root, const fsdp
                             fsdp_sd **live_out, fsdp_error *err)
 {
     scope->root = root;
-    FSDP_TRY(scope->is_unviewed ? settle(root, err) : fsdp_state_settle(root, err));
+    FSDP_TRY(fsdp_state_settle(root, scope->is_unviewed, err));
     FSDP_TRY(fsdp_state_scope_init(scope, root, opts, err));
     bool has_part = scope->opts.part != FSDP_STATE_OPTIM;
     if (scope->opts.broadcast_from_rank0)

@@ -69,8 +69,9 @@ const char *fsdp_state_behind(const char *name, size_t size, const char *prefix,
 
 /* --- getting (state_get.c) --------------------------------------------------------------------- */
 
-/* Reshards everything and waits for it; fails inside forward and backward. Local. */
-fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err);
+/* Reshards everything and waits for it; fails inside forward and backward. Local. Loads the host's view of a
+ * device's memory; is_unviewed: neither does this, nor waits for a device with memory of its own. */
+fsdp_status fsdp_state_settle(fsdp_root *root, bool is_unviewed, fsdp_error *err);
 /* Local. The live dict that a save stores: the root's, the device's memory as it is, and the caller's extra
  * entries. */
 fsdp_status fsdp_root_saved_state(fsdp_root *root, const fsdp_root_save_opts *opts, fsdp_sd **sd_out,

@@ -6,6 +6,7 @@
 #include "runtime/state/state_internal.h"
 #include "base/core/given.h"
 #include "base/text.h"
+#include "runtime/staging/load_copies.h"
 #include "statedict/ctl/ctl_backend.h"
 #include "statedict/manifest/large_value.h"
 #include "statedict/manifest/manifest.h"
@@ -238,10 +239,9 @@ static bool has_gradients(const fsdp_root *root)
     return false;
 }
 
-/* As fsdp_state_settle; fails also while gradients wait for a step. */
-static fsdp_status settle_to_set(fsdp_root *root, fsdp_error *err)
+/* Fails while gradients wait for a step. The root is settled. */
+static fsdp_status refuse_gradients(const fsdp_root *root, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_state_settle(root, err));
     if (root->context->finalizing || has_gradients(root))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "state is set before backward or after the optimizer's step, and there "
@@ -580,34 +580,77 @@ static fsdp_status find_state_set(const fsdp_state_match *match, const fsdp_stat
     return find_set(match, param, &naming, at_out, err);
 }
 
-/* Casts to the stored dtype: the live entry of such a parameter is a copy. */
-static void take_cast(const fsdp_param *param, const fsdp_entry *live)
+/* Writes to live memory, a device's without the host's view of it, too. */
+static fsdp_status write_live(const fsdp_state_scope *scope, void *to, const void *from,
+                              size_t size, fsdp_error *err)
 {
-    void *shard = fsdp_root_view(param->flat->model->root, param->flat->shard);
-    fsdp_cast(shard, param->flat->dtype, live->data, param->dtype,
-              (size_t)fsdp_shape_count(param->ndim, param->shape));
+    fsdp_stream *compute = scope->root->context->streams[FSDP_STREAM_COMPUTE];
+    const fsdp_device_ops *ops = compute->device->ops;
+    if (!scope->is_unviewed)
+        to = fsdp_root_view(scope->root, to);
+    if (!scope->is_unviewed || !fsdp_host_view_find(&scope->root->view, to)) {
+        memcpy(to, from, size);
+        return FSDP_OK;
+    }
+    ops->kernels->copy(compute, to, from, size);
+    return ops->sync(ops->record(compute), err);
 }
 
-/* Notes that a parameter which was set has values; a master that was not set is set from it. */
+/* Casts to the stored dtype: the live entry of such a parameter is a copy. */
+static fsdp_status take_cast(const fsdp_state_scope *scope, const fsdp_param *param,
+                             const fsdp_entry *live, fsdp_error *err)
+{
+    size_t count = (size_t)fsdp_shape_count(param->ndim, param->shape);
+    size_t size = count * fsdp_dtype_size(param->flat->dtype);
+    void *cast = fsdp_alloc_pages(size);
+    if (!cast)
+        return fsdp_fail_memory(err, param->name);
+    fsdp_cast(cast, param->flat->dtype, live->data, param->dtype, count);
+    fsdp_status status = write_live(scope, param->flat->shard, cast, size, err);
+    fsdp_free(cast);
+    return status;
+}
+
+static fsdp_status refresh_masters(const fsdp_state_scope *scope, const fsdp_param *param,
+                                   fsdp_error *err)
+{
+    if (scope->is_unviewed)
+        return fsdp_root_refresh_unviewed(scope->root, param, err);
+    fsdp_root_refresh_masters(scope->root, param);
+    return FSDP_OK;
+}
+
+static fsdp_status refresh_master(const fsdp_state_scope *scope, fsdp_optim_state *state,
+                                  fsdp_error *err)
+{
+    if (scope->is_unviewed)
+        return fsdp_optim_refresh_unviewed(state, err);
+    fsdp_optim_refresh_master(state);
+    return FSDP_OK;
+}
+
+/* Notes that a parameter which was set has values; a master that was not set is set from it. refreshed: the
+ * state whose master was set last, which is that of all parameters in a flat one. */
 static fsdp_status finish_param(const fsdp_state_match *match, const fsdp_state_param *param,
-                                fsdp_error *err)
+                                const fsdp_optim_state **refreshed, fsdp_error *err)
 {
     const fsdp_state_naming naming = {match->scope->opts.model_prefix, "", NULL};
     fsdp_param *of = param->param;
     int64_t came, master;
     FSDP_TRY(find_set(match, param, &naming, &came, err));
     if (came >= 0 && fsdp_state_is_cast(of))
-        take_cast(of, fsdp_sd_at(match->live, (size_t)came));
+        FSDP_TRY(take_cast(match->scope, of, fsdp_sd_at(match->live, (size_t)came), err));
     if (came >= 0)
         of->lacks_value = false;
     if (came >= 0 && !param->state)
-        fsdp_root_refresh_masters(match->scope->root, of->flat ? of->flat : of);
+        FSDP_TRY(refresh_masters(match->scope, of->flat ? of->flat : of, err));
     if (!param->state || !param->state->master)
         return FSDP_OK;
     FSDP_TRY(find_state_set(match, param, "master", &master, err));
-    if (came >= 0 && master < 0)
-        fsdp_optim_refresh_master(param->state);
-    return FSDP_OK;
+    if (came < 0 || master >= 0 || param->state == *refreshed)
+        return FSDP_OK;
+    *refreshed = param->state;
+    return refresh_master(match->scope, param->state, err);
 }
 
 /* A momentum without a count of steps, as in PyTorch's SGD, means that there was a step. */
@@ -624,11 +667,12 @@ static fsdp_status count_step(const fsdp_state_match *match, const fsdp_state_pa
 
 static fsdp_status finish_state(const fsdp_state_match *match, fsdp_error *err)
 {
+    const fsdp_optim_state *refreshed = NULL;
     for (size_t i = 0; i < match->scope->count; i++) {
         const fsdp_state_param *param = &match->scope->params[i];
         if (param->count == 0)
             continue;
-        FSDP_TRY(finish_param(match, param, err));
+        FSDP_TRY(finish_param(match, param, &refreshed, err));
         if (param->state)
             FSDP_TRY(count_step(match, param, err));
     }
@@ -703,7 +747,8 @@ static fsdp_status prepare(fsdp_state_scope *scope, fsdp_root *root, const fsdp_
     scope->root = root;
     if (!sd && !(opts && opts->broadcast_from_rank0 && root->world->rank != 0))
         return fsdp_fail(err, FSDP_ERR_USAGE, "there is no state dict to set: 'sd' is NULL");
-    FSDP_TRY(settle_to_set(root, err));
+    FSDP_TRY(fsdp_state_settle(root, scope->is_unviewed, err));
+    FSDP_TRY(refuse_gradients(root, err));
     FSDP_TRY(fsdp_state_scope_init(scope, root, opts, err));
     return fsdp_state_build(scope, false, live_out, err);
 }
@@ -741,7 +786,7 @@ static fsdp_status finish(const fsdp_state_match *match, fsdp_error *err)
     if (match->groups)
         fsdp_state_apply_groups(match->groups);
     FSDP_TRY(finish_state(match, err));
-    return fsdp_root_store_view(match->scope->root, err);
+    return match->scope->is_unviewed ? FSDP_OK : fsdp_root_store_view(match->scope->root, err);
 }
 
 static fsdp_status set_local(const fsdp_state_scope *scope, const fsdp_sd *live, const fsdp_sd *sd,
@@ -841,6 +886,7 @@ static fsdp_status take_extra(fsdp_sd *extra, const fsdp_sd *loaded, fsdp_error 
 /* A load: the live dict, matched with a checkpoint's description, and loaded under the stored names. */
 typedef struct load_job {
     fsdp_root_load_opts opts;
+    fsdp_load_copies copies;
     fsdp_state_scope scope;
     fsdp_sd *live, *wanted;
     fsdp_state_match match; /* of the last checkpoint that was tried */
@@ -897,6 +943,19 @@ static fsdp_status make_wanted(void *context, const fsdp_sd *stored, fsdp_sd **s
     return FSDP_OK;
 }
 
+enum { NUMBER_BYTES = 16 }; /* of the largest 0-d tensor */
+
+static fsdp_status take_number(const load_job *job, const fsdp_entry *live, const fsdp_entry *from,
+                               fsdp_error *err)
+{
+    _Alignas(NUMBER_BYTES) unsigned char number[NUMBER_BYTES];
+    fsdp_entry to = *live;
+    to.data = number;
+    if (!fsdp_state_set_number(&to, from))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is no number", from->name);
+    return write_live(&job->scope, live->data, number, fsdp_dtype_size(live->dtype), err);
+}
+
 static fsdp_status take_numbers(const load_job *job, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_sd_count(job->live); i++) {
@@ -905,8 +964,7 @@ static fsdp_status take_numbers(const load_job *job, fsdp_error *err)
             continue;
         const fsdp_entry *from = fsdp_sd_at(job->match.sd, (size_t)job->match.source[i]);
         int64_t at = fsdp_sd_find(job->wanted, from->name, from->name_size);
-        if (!fsdp_state_set_number(live, at < 0 ? from : fsdp_sd_at(job->wanted, (size_t)at)))
-            return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is no number", from->name);
+        FSDP_TRY(take_number(job, live, at < 0 ? from : fsdp_sd_at(job->wanted, (size_t)at), err));
     }
     return FSDP_OK;
 }
@@ -935,7 +993,10 @@ static fsdp_status prepare_load(load_job *job, fsdp_root *root, fsdp_error *err)
 {
     job->opts.state.partial |= job->opts.load.partial;
     FSDP_TRY(check_load_opts(&job->opts, err));
-    FSDP_TRY(settle_to_set(root, err));
+    FSDP_TRY(fsdp_state_settle(root, true, err));
+    FSDP_TRY(refuse_gradients(root, err));
+    FSDP_TRY(fsdp_load_copies_begin(&job->copies, root, err));
+    job->scope.is_unviewed = true;
     FSDP_TRY(fsdp_state_scope_init(&job->scope, root, &job->opts.state, err));
     return fsdp_state_build(&job->scope, false, &job->live, err);
 }
@@ -956,7 +1017,9 @@ static void report_load(load_job *job, fsdp_load_report *loaded)
 static fsdp_status load(load_job *job, fsdp_ctl *ctl, const char *path, fsdp_load_report *loaded,
                         fsdp_error *err)
 {
-    const fsdp_load_hooks hooks = {.context = job, .make_sd = make_wanted, .take = take};
+    const fsdp_read_device *device = job->copies.device.context ? &job->copies.device : NULL;
+    const fsdp_load_hooks hooks = {
+        .context = job, .device = device, .make_sd = make_wanted, .take = take};
     fsdp_load_opts opts = job->opts.load;
     opts.partial = true; /* match_all has checked the names */
     opts.report = loaded;
@@ -988,5 +1051,6 @@ fsdp_status fsdp_root_load(fsdp_root *root, const char *path, const fsdp_root_lo
     forget_checkpoint(&job);
     fsdp_sd_free(job.live);
     fsdp_state_scope_release(&job.scope);
+    fsdp_load_copies_release(&job.copies);
     return status;
 }

@@ -207,7 +207,7 @@ fsdp_status fsdp_wrap_summon_full_params(fsdp_wrap *wrap, fsdp_unit *unit,
     static const fsdp_wrap_summon_opts none = {0};
     const fsdp_wrap_flat *outer = find_unit(wrap, unit ? unit : fsdp_root_unit(wrap->root));
     FSDP_TRY(fsdp_wrap_check_idle(wrap, "fsdp_wrap_summon_full_params", err));
-    FSDP_TRY(fsdp_state_settle(wrap->root, err));
+    FSDP_TRY(fsdp_state_settle(wrap->root, false, err));
     if (!outer)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "cannot summon unit '%s': it belongs to another model",

@@ -146,7 +146,9 @@ static fsdp_status get_stored(void *context, int rank, size_t part, const fsdp_b
 {
     const get_state *state = context;
     const fsdp_read_request *request = state->request;
-    fsdp_box_read read = {.block_reader = &request->reader->blocks, .targets = state->near};
+    fsdp_box_read read = {.block_reader = &request->reader->blocks,
+                          .targets = state->near,
+                          .slots = &request->reader->slots};
     fsdp_box shared;
     for (size_t w = 0; w < request->count; w++)
         if (fsdp_box_intersect(&request->targets[w].box, box, &shared))
@@ -253,8 +255,11 @@ static fsdp_status read_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_bo
 {
     fsdp_read_target target = {.box = fsdp_stored_box_box(stored), .dtype = FSDP_U8, .data = bytes};
     fsdp_block_reader block_reader = {0};
-    fsdp_box_read read = {&block_reader, fsdp_native_of(checkpoint)->readers[0], stored, &target,
-                          1};
+    fsdp_box_read read = {.block_reader = &block_reader,
+                          .shard = fsdp_native_of(checkpoint)->readers[0],
+                          .stored = stored,
+                          .targets = &target,
+                          .target_count = 1};
     fsdp_status st = FSDP_OK;
     for (int64_t block = 0; st == FSDP_OK && block < stored->block_count; block++)
         st = fsdp_get_block(&read, block, err);

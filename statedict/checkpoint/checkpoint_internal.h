@@ -166,6 +166,7 @@ typedef struct fsdp_reader {
     fsdp_block_reader blocks;          /* of a native one */
     fsdp_source_reader source;         /* of another program's */
     fsdp_read_buffers buffers;         /* of a derived one */
+    fsdp_read_slots slots;             /* for targets of devices, which native and foreign ones have */
 } fsdp_reader;
 int64_t fsdp_reader_bytes(const fsdp_reader *reader);  /* that it has read */
 void fsdp_reader_release(fsdp_reader *reader);

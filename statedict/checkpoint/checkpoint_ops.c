@@ -44,6 +44,7 @@ void fsdp_reader_release(fsdp_reader *reader)
 {
     fsdp_block_reader_release(&reader->blocks);
     fsdp_source_reader_release(&reader->source);
+    fsdp_read_slots_release(&reader->slots);
     for (int i = 0; i < FSDP_READ_BUFFERS; i++)
         fsdp_free(reader->buffers.data[i]);
     *reader = (fsdp_reader){0};

@@ -219,14 +219,32 @@ static fsdp_status read_cast(fsdp_checkpoint *checkpoint, size_t tensor, fsdp_dt
         for (int d = 0; d < slab.ndim; d++)
             slab.lo[d] += target->box.lo[d];
         st = fsdp_source_read(checkpoint->source, tensor, &slab, data, &reader->source, err);
-        if (st == FSDP_OK && fsdp_kernels_get()->cast(to, target->dtype, data, stored,
-                                                      (size_t)count, FSDP_OVERFLOW_FAIL) > 0)
-            st = fsdp_fail(err, FSDP_ERR_USAGE, "values do not fit in %s",
-                           fsdp_dtype_name(target->dtype));
+        if (st == FSDP_OK)
+            st = fsdp_read_cast(to, target->dtype, data, stored, count, err);
         to += count * (int64_t)wanted;
     }
     fsdp_free(data);
     return st;
+}
+
+/* A device's target in slabs, each through a slot. */
+static fsdp_status read_for_device(fsdp_checkpoint *checkpoint, size_t tensor, fsdp_dtype stored,
+                                   const fsdp_read_target *target, fsdp_reader *reader,
+                                   fsdp_error *err)
+{
+    const int64_t most = FSDP_BLOCK_BYTES / (int64_t)fsdp_dtype_size(stored);
+    fsdp_slabs slabs = {0};
+    fsdp_box slab;
+    while (fsdp_slabs_next(&slabs, target->box.ndim, target->box.len, most, &slab)) {
+        char *data;
+        for (int d = 0; d < slab.ndim; d++)
+            slab.lo[d] += target->box.lo[d];
+        FSDP_TRY(fsdp_read_slots_take(&reader->slots, target->device, &data, err));
+        FSDP_TRY(fsdp_source_read(checkpoint->source, tensor, &slab, data, &reader->source, err));
+        const fsdp_read_range range = {&slab, 0, fsdp_box_count(&slab), stored, data};
+        FSDP_TRY(fsdp_read_slots_place(&reader->slots, &range, target, err));
+    }
+    return FSDP_OK;
 }
 
 static fsdp_status get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request,
@@ -240,7 +258,9 @@ static fsdp_status get(fsdp_checkpoint *checkpoint, const fsdp_read_request *req
         const fsdp_read_target *target = &request->targets[i];
         if (!fsdp_work_counter_take(request->counter))
             continue;
-        if (target->dtype == stored)
+        if (target->device)
+            st = read_for_device(checkpoint, tensor, stored, target, reader, err);
+        else if (target->dtype == stored)
             st = fsdp_source_read(checkpoint->source, tensor, &target->box, target->data,
                                   &reader->source, err);
         else

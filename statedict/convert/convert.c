@@ -116,8 +116,10 @@ static fsdp_status add_piece(void *context, int rank, size_t part, const fsdp_bo
                                       .first = fsdp_box_position(box->ndim, box->len, inside),
                                       .count = count,
                                       .data = data};
-    work->targets[n] = (fsdp_read_target){
-        shared, work->stored, fsdp_recast_source(data, count, work->stored, work->wanted)};
+    work->targets[n] =
+        (fsdp_read_target){.box = shared,
+                           .dtype = work->stored,
+                           .data = fsdp_recast_source(data, count, work->stored, work->wanted)};
     work->used += count * (int64_t)fsdp_recast_size(work->stored, work->wanted);
     work->count++;
     return FSDP_OK;

@@ -106,8 +106,8 @@ static fsdp_status compare_bytes(comparison *work, bool *equal_out, fsdp_error *
     *equal_out = true;
     while (*equal_out &&
            fsdp_slabs_next(&slabs, entry->ndim, entry->shape, COMPARED_BYTES / size, &slab)) {
-        fsdp_read_target first = {slab, entry->dtype, work->data},
-                         second = {slab, entry->dtype, other};
+        fsdp_read_target first = {.box = slab, .dtype = entry->dtype, .data = work->data},
+                         second = {.box = slab, .dtype = entry->dtype, .data = other};
         fsdp_read_request requests[] = {{work->a, &first, 1, &work->reader, NULL},
                                         {work->b, &second, 1, &work->reader, NULL}};
         FSDP_TRY(fsdp_checkpoint_get(work->checkpoint, &requests[0], err));

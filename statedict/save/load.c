@@ -31,6 +31,7 @@ typedef struct load_job {
     int64_t *source; /* per entry of sd: entry of the checkpoint, -1: not loaded */
     /* The ranks whose memory this process fills together: all threads of a group, or one rank. */
     const fsdp_sd **group_sds;
+    const fsdp_read_device **group_devices; /* of the hooks of each; NULL: none */
     int *group_ranks;
     int group_size;
     atomic_llong *next_block; /* of rank 0 when ranks share memory, else first_block */
@@ -38,6 +39,11 @@ typedef struct load_job {
     fsdp_meter meter;
     atomic_llong bytes_read;
 } load_job;
+
+static const fsdp_read_device *device_of(const load_job *job)
+{
+    return job->hooks ? job->hooks->device : NULL;
+}
 
 /* --- matching names --------------------------------------------------------------------------- */
 
@@ -192,7 +198,7 @@ typedef struct target_list {
 } target_list;
 
 static fsdp_status add_targets(target_list *targets, const fsdp_entry *entry, int rank,
-                               fsdp_error *err)
+                               const fsdp_read_device *device, fsdp_error *err)
 {
     char *data = entry->data;
     size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
@@ -205,6 +211,7 @@ static fsdp_status add_targets(target_list *targets, const fsdp_entry *entry, in
         fsdp_flow_box("statedict/save/load.c", "want", entry->name, entry->name_size, &target->box);
         target->dtype = entry->dtype;
         target->data = data;
+        target->device = device && device->holds(device->context, data) ? device : NULL;
         if (!data) {
             char name[160];
             return fsdp_fail(err, FSDP_ERR_USAGE, "tensor '%s' has no memory on rank %d",
@@ -222,7 +229,8 @@ static fsdp_status group_targets(const load_job *job, size_t i, target_list *tar
 {
     targets->count = 0;
     for (int g = 0; g < job->group_size; g++)
-        FSDP_TRY(add_targets(targets, fsdp_sd_at(job->group_sds[g], i), job->group_ranks[g], err));
+        FSDP_TRY(add_targets(targets, fsdp_sd_at(job->group_sds[g], i), job->group_ranks[g],
+                             job->group_devices[g], err));
     return FSDP_OK;
 }
 
@@ -294,6 +302,8 @@ static fsdp_status load_worker(void *context, size_t worker, fsdp_error *err)
     (void)worker;
     fsdp_work_counter_begin(&counter, job->next_block);
     fsdp_status st = load_entries(job, &targets, &reader, &counter, err);
+    if (st == FSDP_OK)
+        st = fsdp_read_slots_finish(&reader.slots, err);
     if (st != FSDP_OK)
         fsdp_work_counter_stop(&counter);
     atomic_fetch_add(&job->bytes_read, fsdp_reader_bytes(&reader));
@@ -302,12 +312,17 @@ static fsdp_status load_worker(void *context, size_t worker, fsdp_error *err)
     return st;
 }
 
+/* A worker that fills a device's memory has slots, too. */
 static int workers_of(const load_job *job)
 {
+    bool is_encoded = job->checkpoint->manifest.compressed;
     int share = fsdp_pool_cores() / job->group_size;
     int wanted = job->opts->threads > 0 ? job->opts->threads : share > 0 ? share : 1;
-    return fsdp_block_readers_within(wanted, job->opts->memory,
-                                     job->checkpoint->manifest.compressed);
+    int64_t memory = job->opts->memory > 0 ? job->opts->memory : FSDP_MEMORY_DEFAULT;
+    int64_t most = memory / (fsdp_block_reader_bytes(is_encoded) + FSDP_READ_SLOTS_BYTES);
+    if (device_of(job) && wanted > most)
+        wanted = most > 1 ? (int)most : 1;
+    return fsdp_block_readers_within(wanted, memory, is_encoded);
 }
 
 static fsdp_status copy_values(load_job *job, fsdp_error *err)
@@ -345,6 +360,7 @@ static int64_t expected_bytes(const load_job *job)
 
 typedef struct group_member {
     const fsdp_sd *sd;
+    const fsdp_read_device *device;
     atomic_llong *next_block;
     fsdp_checkpoint *checkpoint;
 } group_member;
@@ -356,12 +372,13 @@ typedef struct group_member {
 static fsdp_status group_together(load_job *job, fsdp_status mine, group_member *members,
                                   fsdp_error *err)
 {
-    group_member local = {job->sd, job->next_block, job->checkpoint};
+    group_member local = {job->sd, device_of(job), job->next_block, job->checkpoint};
     FSDP_TRY(fsdp_ctl_agree_allgather(job->ctl, mine, &local, sizeof local, members, err));
     job->next_block = members[0].next_block;
     job->group_size = fsdp_ctl_size(job->ctl);
     for (int g = 0; g < job->group_size; g++) {
         job->group_sds[g] = members[g].sd;
+        job->group_devices[g] = members[g].device;
         job->group_ranks[g] = g;
     }
     job->checkpoint = members[0].checkpoint;
@@ -377,9 +394,10 @@ static fsdp_status allocate_group(load_job *job, group_member **members_out, fsd
 {
     size_t n = (size_t)fsdp_ctl_size(job->ctl);
     job->group_sds = fsdp_alloc(n, sizeof *job->group_sds);
+    job->group_devices = fsdp_alloc(n, sizeof *job->group_devices);
     job->group_ranks = fsdp_alloc(n, sizeof *job->group_ranks);
     *members_out = fsdp_alloc(n, sizeof **members_out);
-    return job->group_sds && job->group_ranks && *members_out
+    return job->group_sds && job->group_devices && job->group_ranks && *members_out
                ? FSDP_OK
                : fsdp_fail_memory(err, "a group of ranks");
 }
@@ -395,6 +413,7 @@ static fsdp_status form_group(load_job *job, fsdp_error *err)
         if (st == FSDP_OK) {
             job->group_size = 1;
             job->group_sds[0] = job->sd;
+            job->group_devices[0] = device_of(job);
             job->group_ranks[0] = fsdp_ctl_rank(job->ctl);
         }
     }
@@ -493,9 +512,11 @@ static void release_job(load_job *job)
     job->owns_checkpoint = false;
     fsdp_free(job->source);
     fsdp_free(job->group_sds);
+    fsdp_free(job->group_devices);
     fsdp_free(job->group_ranks);
     job->source = NULL;
     job->group_sds = NULL;
+    job->group_devices = NULL;
     job->group_ranks = NULL;
 }
 

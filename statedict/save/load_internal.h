@@ -2,12 +2,15 @@
 #ifndef FSDP_LOAD_INTERNAL_H
 #define FSDP_LOAD_INTERNAL_H
 
+#include "statedict/sd/read_device.h"
 #include <fsdp/checkpoint.h>
 
 /* Both are local and called on every rank, once per checkpoint that is tried: in a run, the load continues
  * with the next older checkpoint after a damaged one. */
 typedef struct fsdp_load_hooks {
     void *context;
+    /* Memory that tensors of the state dict may lie in, and the host cannot write; or NULL. */
+    const fsdp_read_device *device;
     /* Makes the state dict to load from a checkpoint with these entries. The hooks own *sd_out, which stays
      * valid until the load returns or calls `make_sd` again. */
     fsdp_status (*make_sd)(void *context, const fsdp_sd *stored, fsdp_sd **sd_out, fsdp_error *err);

@@ -137,7 +137,7 @@ static fsdp_status need_cast_room(fsdp_block_reader *block_reader, fsdp_error *e
     return FSDP_OK;
 }
 
-/* Places elements [first, first + count) of the stored box, which are at data, in every target. */
+/* Places elements [first, first + count) of the stored box, which are at data, in the host's targets. */
 static fsdp_status place_range(const fsdp_box_read *read, int64_t first, int64_t count,
                                const char *data, fsdp_error *err)
 {
@@ -148,14 +148,12 @@ static fsdp_status place_range(const fsdp_box_read *read, int64_t first, int64_t
         const fsdp_read_target *target = &read->targets[w];
         size_t element_size = fsdp_dtype_size(target->dtype);
         const char *at = data;
+        if (target->device)
+            continue;
         if (target->dtype != stored->dtype) {
             FSDP_TRY(need_cast_room(read->block_reader, err));
             char *cast = read->block_reader->cast;
-            size_t lost = fsdp_kernels_get()->cast(cast, target->dtype, data, stored->dtype,
-                                                   (size_t)count, FSDP_OVERFLOW_FAIL);
-            if (lost > 0)
-                return fsdp_fail(err, FSDP_ERR_USAGE, "%zu values do not fit in %s", lost,
-                                 fsdp_dtype_name(target->dtype));
+            FSDP_TRY(fsdp_read_cast(cast, target->dtype, data, stored->dtype, count, err));
             at = cast;
         }
         for (int p = 0; p < piece_count; p++) {
@@ -166,35 +164,63 @@ static fsdp_status place_range(const fsdp_box_read *read, int64_t first, int64_t
     return FSDP_OK;
 }
 
-/*
- * When a target holds the stored box as one run, elements can be read straight into it. Returns
- * where the box begins there, or NULL.
- */
-static char *direct_target(const fsdp_stored_box *stored, const fsdp_read_target *target)
+/* --- targets of a device --- */
+
+static const fsdp_read_device *find_device(const fsdp_box_read *read)
 {
-    if (target->dtype != stored->dtype)
-        return NULL;
-    bool outermost = true; /* no dim with more than one index seen yet */
-    for (int d = 0; d < stored->ndim; d++) {
-        int64_t lo = stored->lo[d] - target->box.lo[d];
-        if (lo < 0 || stored->len[d] > target->box.len[d] - lo)
-            return NULL;
-        if (!outermost && stored->len[d] != target->box.len[d])
-            return NULL;
-        outermost = outermost && stored->len[d] == 1;
-    }
-    return element_of(target, stored->lo, stored->element_size);
+    size_t w = 0;
+    while (w < read->target_count && !read->targets[w].device)
+        w++;
+    return w < read->target_count ? read->targets[w].device : NULL;
 }
 
-/* A range of a block in pieces: read, hash, place. */
-static fsdp_status get_range(const fsdp_box_read *read, int64_t first, int64_t count, bool hashed,
-                             fsdp_error *err)
+/* Memory for a whole block, if a target is a device's; else NULL. */
+static fsdp_status take_slot(const fsdp_box_read *read, char **slot_out, fsdp_error *err)
+{
+    const fsdp_read_device *device = find_device(read);
+    *slot_out = NULL;
+    return device ? fsdp_read_slots_take(read->slots, device, slot_out, err) : FSDP_OK;
+}
+
+/* place_range for the targets of devices. The elements were checked. */
+static fsdp_status place_on_devices(const fsdp_box_read *read, int64_t first, int64_t count,
+                                    const char *data, fsdp_error *err)
+{
+    const fsdp_box whole = fsdp_stored_box_box(read->stored);
+    const fsdp_read_range range = {&whole, first, count, read->stored->dtype, data};
+    for (size_t w = 0; w < read->target_count; w++)
+        if (read->targets[w].device)
+            FSDP_TRY(fsdp_read_slots_place(read->slots, &range, &read->targets[w], err));
+    return FSDP_OK;
+}
+
+/* --- blocks --- */
+
+/*
+ * When a target of the host holds the stored box as one run, elements can be read straight into it. Returns
+ * where the box begins there, or NULL.
+ */
+static char *direct_target(const fsdp_box_read *read)
+{
+    const fsdp_stored_box *stored = read->stored;
+    const fsdp_read_target *target = read->targets;
+    const fsdp_box whole = fsdp_stored_box_box(stored);
+    int64_t at;
+    if (read->target_count == 0 || target->dtype != stored->dtype ||
+        !fsdp_box_is_run(&target->box, &whole, &at))
+        return NULL;
+    return target->data + at * (int64_t)stored->element_size;
+}
+
+/* A range of a block in pieces: read, hash, place. slot: gets the range, for targets of devices; or NULL. */
+static fsdp_status get_range(const fsdp_box_read *read, int64_t first, int64_t count, char *slot,
+                             bool hashed, fsdp_error *err)
 {
     fsdp_block_reader *block_reader = read->block_reader;
     const fsdp_stored_box *stored = read->stored;
     int64_t element_size = (int64_t)stored->element_size, step = FSDP_PIECE_BYTES / element_size;
     fsdp_box_read others = *read; /* the targets that the bytes are copied to */
-    char *direct = read->target_count > 0 ? direct_target(stored, &read->targets[0]) : NULL;
+    char *direct = slot ? NULL : direct_target(read);
     if (direct) {
         others.targets++;
         others.target_count--;
@@ -203,7 +229,9 @@ static fsdp_status get_range(const fsdp_box_read *read, int64_t first, int64_t c
     }
     for (int64_t at = first; at < first + count; at += step) {
         int64_t n = first + count - at < step ? first + count - at : step;
-        char *piece = direct ? direct + at * element_size : block_reader->piece;
+        char *piece = direct ? direct + at * element_size
+                      : slot ? slot + (at - first) * element_size
+                             : block_reader->piece;
         FSDP_TRY(fsdp_shard_read(read->shard, stored, at, n, piece, err));
         if (hashed)
             fsdp_hasher_add(block_reader->hasher, piece, (size_t)(n * element_size));
@@ -224,10 +252,13 @@ static fsdp_status compare_hash(const fsdp_box_read *read, int64_t block, fsdp_e
 static fsdp_status get_raw(const fsdp_box_read *read, int64_t block, fsdp_error *err)
 {
     int64_t first, elements;
+    char *slot;
     fsdp_block_range(read->stored, block, &first, &elements);
+    FSDP_TRY(take_slot(read, &slot, err));
     fsdp_hasher_reset(read->block_reader->hasher);
-    FSDP_TRY(get_range(read, first, elements, true, err));
-    return compare_hash(read, block, err);
+    FSDP_TRY(get_range(read, first, elements, slot, true, err));
+    FSDP_TRY(compare_hash(read, block, err));
+    return place_on_devices(read, first, elements, slot, err);
 }
 
 /* Frames are decoded as a whole, so checking them costs little and is always done. */
@@ -249,7 +280,7 @@ static fsdp_status get_encoded(const fsdp_box_read *read, int64_t block, fsdp_er
         const char *piece = (const char *)data + (size_t)at * stored->element_size;
         FSDP_TRY(place_range(read, first + at, n, piece, err));
     }
-    return FSDP_OK;
+    return place_on_devices(read, first, elements, data, err);
 }
 
 /* --- without verification: exactly the wanted rows --- */
@@ -297,7 +328,7 @@ static int run_dims(const fsdp_stored_box *stored, const fsdp_box *shared,
     return dim < 0 ? 0 : dim;
 }
 
-/* Reads one run straight into the only target, or through a cast when the dtypes differ. */
+/* Reads one run straight into the only target, the host's, or through a cast when the dtypes differ. */
 static fsdp_status get_run(const fsdp_box_read *read, const int64_t *lo, int64_t count,
                            fsdp_error *err)
 {
@@ -308,7 +339,7 @@ static fsdp_status get_run(const fsdp_box_read *read, const int64_t *lo, int64_t
         inside[d] = lo[d] - stored->lo[d];
     int64_t first = fsdp_box_position(stored->ndim, stored->len, inside);
     if (target->dtype != stored->dtype)
-        return get_range(read, first, count, false, err);
+        return get_range(read, first, count, NULL, false, err);
     read->block_reader->bytes_read += count * (int64_t)stored->element_size;
     return fsdp_shard_read(read->shard, stored, first, count,
                            element_of(target, lo, stored->element_size), err);
@@ -333,6 +364,29 @@ static fsdp_status get_rows(const fsdp_box_read *read, const fsdp_box *shared, f
     return FSDP_OK;
 }
 
+/* The rows come to a slot as a box of their own. */
+static fsdp_status get_rows_for_device(const fsdp_box_read *read, const fsdp_box *shared,
+                                       fsdp_error *err)
+{
+    const fsdp_read_target *target = read->targets;
+    fsdp_read_target rows = {.box = *shared, .dtype = read->stored->dtype};
+    fsdp_box_read to_slot = *read;
+    to_slot.targets = &rows;
+    FSDP_TRY(fsdp_read_slots_take(read->slots, target->device, &rows.data, err));
+    FSDP_TRY(get_rows(&to_slot, shared, err));
+    const fsdp_read_range range = {shared, 0, fsdp_box_count(shared), rows.dtype, rows.data};
+    return fsdp_read_slots_place(read->slots, &range, target, err);
+}
+
+static fsdp_status get_all_rows(const fsdp_box_read *read, int64_t first, int64_t count,
+                                fsdp_error *err)
+{
+    char *slot;
+    FSDP_TRY(take_slot(read, &slot, err));
+    FSDP_TRY(get_range(read, first, count, slot, false, err));
+    return place_on_devices(read, first, count, slot, err);
+}
+
 static fsdp_status get_wanted_rows(const fsdp_box_read *read, int64_t block, fsdp_error *err)
 {
     int64_t first, elements, wanted = 0;
@@ -340,7 +394,7 @@ static fsdp_status get_wanted_rows(const fsdp_box_read *read, int64_t block, fsd
     for (size_t w = 0; w < read->target_count; w++)
         wanted += wanted_elements(read->stored, block, &read->targets[w]);
     if (wanted >= elements)
-        return get_range(read, first, elements, false, err);
+        return get_all_rows(read, first, elements, err);
     fsdp_box_read one = *read; /* into one target after the other */
     one.target_count = 1;
     for (size_t w = 0; w < read->target_count; w++) {
@@ -348,7 +402,8 @@ static fsdp_status get_wanted_rows(const fsdp_box_read *read, int64_t block, fsd
         one.targets = &read->targets[w];
         int found = shared_boxes(read->stored, block, one.targets, shared);
         for (int i = 0; i < found; i++)
-            FSDP_TRY(get_rows(&one, &shared[i], err));
+            FSDP_TRY(one.targets->device ? get_rows_for_device(&one, &shared[i], err)
+                                         : get_rows(&one, &shared[i], err));
     }
     return FSDP_OK;
 }

@@ -10,6 +10,7 @@
 #include "statedict/sd/meter.h"
 #include "statedict/sd/waves.h"
 #include "statedict/transfer/box_plan.h"
+#include "statedict/transfer/read_target.h"
 #include <fsdp/checkpoint.h>
 #include <stdatomic.h>
 
@@ -21,13 +22,6 @@ fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan,
                           fsdp_meter *meter, fsdp_error *err);
 
 /* --- get --- */
-
-/* A read target: a box of a tensor, and the packed row-major memory for it. */
-typedef struct fsdp_read_target {
-    fsdp_box box;
-    fsdp_dtype dtype;
-    char *data;
-} fsdp_read_target;
 
 /* One worker's buffers and counts. Zero-initialise. */
 typedef struct fsdp_block_reader {
@@ -56,6 +50,7 @@ typedef struct fsdp_box_read {
     const fsdp_stored_box *stored;
     const fsdp_read_target *targets;
     size_t target_count;
+    fsdp_read_slots *slots;    /* may be NULL when no target is a device's */
 } fsdp_box_read;
 
 /* True when some target shares an element with the block. */

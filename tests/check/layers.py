@@ -58,11 +58,12 @@ THIRD_PARTY = {
     r"formats/deepspeed/universal_write\.c|"
     r"statedict/(ctl/ctl_threads|commit/lease|run/run)\.c|"
     r"runtime/(launch/launch_threads|background/async_save|comm_shared/transport_shm)\.c|"
-    r"runtime/staging/snapshot\.h|"
+    r"runtime/staging/(snapshot|load_copies)\.h|"
     r"runtime/device/device_(async|cuda)\.c|"
     r"runtime/bootstrap/mpi_process\.c|"
     r"runtime/comm_nccl/(comm_nccl\.h|nccl_library\.c)|"
     r"runtime/comm_message/(comm_message|p2p_tcp_internal)\.h|tests/.*",
+    "malloc.h": r"tests/.*",
     "nccl.h": r"tests/nccl/nccl_header\.c",
     "criterion/criterion.h": r"tests/unit/.*",
     "criterion/parameterized.h": r"tests/unit/.*",

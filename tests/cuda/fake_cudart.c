@@ -21,6 +21,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t misuse_lock = PTHREAD_MUTEX_INITIALIZER;
 static fake_cudart_plan plan;
 static called calls[MOST_FUNCTIONS];
+static size_t to_host;
 static cudaError_t broken;
 static char misuse[256], shown[256];
 static _Thread_local int current, times_here[MOST_FUNCTIONS];
@@ -144,6 +145,14 @@ int fake_cudart_calls_here(const char *function)
     return times;
 }
 
+size_t fake_cudart_to_host(void)
+{
+    fake_lock();
+    size_t size = to_host;
+    fake_unlock();
+    return size;
+}
+
 #define CALL()                                       \
     do {                                             \
         cudaError_t call_code = fake_call(__func__); \
@@ -161,6 +170,7 @@ void fake_cudart_begin(const fake_cudart_plan *wanted)
     fake_lock();
     plan = *wanted;
     memset(calls, 0, sizeof calls);
+    to_host = 0;
     broken = cudaSuccess;
     misuse[0] = '\0';
     fake_unlock();
@@ -394,6 +404,11 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count, enum cudaM
                      fake_memory_kind(dst) == FAKE_DEVICE && count <= STAGED;
     bool is_waited_for = !is_staged && (fake_memory_kind(src) == FAKE_PAGEABLE ||
                                         fake_memory_kind(dst) == FAKE_PAGEABLE);
+    if (fake_memory_kind(src) == FAKE_DEVICE && fake_memory_kind(dst) != FAKE_DEVICE) {
+        fake_lock();
+        to_host += count;
+        fake_unlock();
+    }
     fake_stream_put(stream, run_copy, make_copy(dst, src, count, is_staged ? count : 0), free);
     if (is_waited_for)
         fake_stream_drain(stream);

@@ -40,6 +40,8 @@ void fake_cudart_begin(const fake_cudart_plan *plan);
 const char *fake_cudart_end(void);
 int fake_cudart_calls(const char *function);   /* since begin */
 int fake_cudart_calls_here(const char *function);      /* of this thread, which began since then */
+size_t fake_cudart_pinned(void);       /* bytes of pinned memory now */
+size_t fake_cudart_to_host(void);      /* bytes that were copied from device memory to the host's */
 int fake_cudart_gpu(void);             /* that this thread has chosen */
 /* The host faults when it touches device memory. */
 bool fake_cudart_is_guarded(void);

@@ -165,6 +165,16 @@ static const block *find(const unsigned char *data)
     return NULL;
 }
 
+size_t fake_cudart_pinned(void)
+{
+    size_t size = 0;
+    fake_lock();
+    for (const block *one = blocks; one; one = one->next)
+        size += one->kind == FAKE_PINNED ? one->size : 0;
+    fake_unlock();
+    return size;
+}
+
 fake_kind fake_memory_kind(const void *data)
 {
     fake_lock();

@@ -574,6 +574,29 @@ static fsdp_status save_before_other_values(toy *net, fsdp_async_saver *saver, f
     return fsdp_async_save_wait(saver, NULL, err);
 }
 
+static fsdp_status save_before_a_load(toy *net, fsdp_async_saver *saver, fsdp_hash *saved_out,
+                                      fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_init_uniform(net->root, 77, err));
+    FSDP_TRY(hash_state(net, saved_out, err));
+    FSDP_TRY(make_late(staging_of(net), err));
+    FSDP_TRY(fsdp_async_save(saver, "late", NULL, err));
+    FSDP_TRY(fsdp_root_load(net->root, "first", NULL, err));
+    return fsdp_async_save_wait(saver, NULL, err);
+}
+
+static fsdp_status load_behind_a_step(toy *net, fsdp_async_saver *saver, fsdp_hash *saved_out,
+                                      fsdp_error *err)
+{
+    FSDP_TRY(fsdp_async_save(saver, "late", NULL, err));
+    FSDP_TRY(fsdp_async_save_wait(saver, NULL, err));
+    FSDP_TRY(microbatch(net, 0, 1, err));
+    FSDP_TRY(make_late(net->root->context->streams[FSDP_STREAM_COMPUTE], err));
+    FSDP_TRY(fsdp_optim_step(net->optim, err));
+    FSDP_TRY(fsdp_root_load(net->root, "late", NULL, err));
+    return hash_state(net, saved_out, err);
+}
+
 static fsdp_status save_and_load(toy *net, fsdp_error *err)
 {
     const save_while *save = net->user;
@@ -603,6 +626,16 @@ Test(device_memory, the_copy_of_a_save_waits_for_the_step_before)
 Test(device_memory, other_values_wait_for_the_copy_of_a_save)
 {
     run_one_rank(save_and_load, &(save_while){save_before_other_values});
+}
+
+Test(device_memory, a_load_waits_for_the_copy_of_a_save)
+{
+    run_one_rank(save_and_load, &(save_while){save_before_a_load});
+}
+
+Test(device_memory, a_load_waits_for_the_step_before)
+{
+    run_one_rank(save_and_load, &(save_while){load_behind_a_step});
 }
 
 Test(device_memory, an_optimizer_waits_for_the_copy_of_a_save)
