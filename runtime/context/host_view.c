@@ -126,3 +126,14 @@ fsdp_status fsdp_host_view_store(fsdp_host_view *view, fsdp_stream *stream, fsdp
                                view->blocks[i].size);
     return view->count > 0 ? ops->sync(ops->record(stream), err) : FSDP_OK;
 }
+
+void fsdp_host_view_store_part(const fsdp_host_view *view, fsdp_stream *stream, const void *data,
+                               size_t size)
+{
+    for (size_t i = 0; i < view->count && size > 0; i++) {
+        const fsdp_viewed_block *block = &view->blocks[i];
+        uintptr_t at = (uintptr_t)data - (uintptr_t)block->copy;
+        if (block->copy && at < block->size && size <= block->size - at)
+            stream->device->ops->kernels->copy(stream, block->data + at, data, size);
+    }
+}

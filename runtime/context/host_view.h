@@ -39,5 +39,8 @@ void *fsdp_host_view_at(const fsdp_host_view *view, const void *data);
 fsdp_status fsdp_host_view_load(fsdp_host_view *view, fsdp_stream *stream, fsdp_error *err);
 fsdp_status fsdp_host_view_load_buffers(fsdp_host_view *view, fsdp_stream *stream, fsdp_error *err);
 fsdp_status fsdp_host_view_store(fsdp_host_view *view, fsdp_stream *stream, fsdp_error *err);
+/* Gives the stream a copy of these bytes to the device, if they lie in the host's copy of a block. */
+void fsdp_host_view_store_part(const fsdp_host_view *view, fsdp_stream *stream, const void *data,
+                               size_t size);
 
 #endif

@@ -741,14 +741,32 @@ static fsdp_status check_steps(const fsdp_state_match *match, const fsdp_sd *num
 
 /* --- setting ---------------------------------------------------------------------------------- */
 
+/* A dict of fsdp_root_get_state may have the host's view as its memory, and new values from a load there: the
+ * device gets them before the view is loaded over them. */
+static void store_viewed(fsdp_root *root, const fsdp_sd *sd)
+{
+    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
+    if (compute->device->ops->is_host)
+        return;
+    fsdp_root_wait_copied(root, compute);
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (entry->kind == FSDP_ENTRY_TENSOR && entry->data)
+            fsdp_host_view_store_part(&root->view, compute, entry->data,
+                                      (size_t)fsdp_entry_local_bytes(entry, root->world->rank));
+    }
+}
+
 static fsdp_status prepare(fsdp_state_scope *scope, fsdp_root *root, const fsdp_state_opts *opts,
                            const fsdp_sd *sd, fsdp_sd **live_out, fsdp_error *err)
 {
     scope->root = root;
     if (!sd && !(opts && opts->broadcast_from_rank0 && root->world->rank != 0))
         return fsdp_fail(err, FSDP_ERR_USAGE, "there is no state dict to set: 'sd' is NULL");
-    FSDP_TRY(fsdp_state_settle(root, scope->is_unviewed, err));
+    FSDP_TRY(fsdp_state_settle(root, true, err));
     FSDP_TRY(refuse_gradients(root, err));
+    store_viewed(root, sd);
+    FSDP_TRY(fsdp_root_load_view(root, err));
     FSDP_TRY(fsdp_state_scope_init(scope, root, opts, err));
     return fsdp_state_build(scope, false, live_out, err);
 }

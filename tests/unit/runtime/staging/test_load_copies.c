@@ -575,3 +575,31 @@ Test(load_copies, a_load_without_pinned_memory_says_so)
     const char *misuse = fake_cudart_end();
     cr_assert_null(misuse, "%s", misuse);
 }
+
+/* --- a dict in memory --------------------------------------------------------------------------- */
+
+/* The dict's memory is the host's view, which a call loads that sets the dict. */
+static fsdp_status set_what_was_loaded(toy *net, fsdp_error *err)
+{
+    fsdp_hash expected, set;
+    fsdp_sd *sd = NULL;
+    FSDP_TRY(make(net, FSDP_F32, NULL, err));
+    FSDP_TRY(fsdp_root_load(net->root, "first", NULL, err));
+    FSDP_TRY(hash_state(net, &expected, err));
+    FSDP_TRY(fsdp_root_init_uniform(net->root, 99, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, NULL, &sd, err));
+    fsdp_status status = fsdp_sd_load(sd, fsdp_world_ctl(net->world), "first", NULL, err);
+    if (status == FSDP_OK)
+        status = fsdp_root_set_state(net->root, sd, NULL, NULL, err);
+    fsdp_sd_free(sd);
+    FSDP_TRY(status);
+    FSDP_TRY(hash_state(net, &set, err));
+    EXPECT(memcmp(&expected, &set, sizeof set) == 0);
+    return FSDP_OK;
+}
+
+Test(load_copies, values_that_come_into_a_dict_of_the_view_are_set)
+{
+    run(1, "cpu", save_first, NULL);
+    run_one_rank(set_what_was_loaded, 1);
+}
