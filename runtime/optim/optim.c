@@ -12,10 +12,9 @@
 /* === clipping ================================================================================= */
 
 /*
- * The norm of all gradients as one vector, and clipping. Every rank sums over its own rows; of the ranks
- * that hold copies of the same rows, only the first counts them. So one number is summed over all ranks,
- * for every mesh. On a GPU the sums, the number and the factor stay on the device: the ranks' sums are
- * gathered there, so that their order is that of the ranks over every transport.
+ * The norm of all gradients as one vector, and clipping. Every rank sums over its own rows; of the ranks that
+ * hold copies of a row, only the first counts it. So one number is summed over all ranks, for every mesh. On
+ * a GPU sums, number and factor stay on the device: the sums are gathered there, in the order of the ranks.
  */
 
 /* --- one number over all ranks ---------------------------------------------------------------- */
@@ -23,10 +22,11 @@
 static fsdp_status need_connected(const fsdp_ordered_comm *ordered, const char *what,
                                   fsdp_error *err)
 {
-    if (ordered)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s needs the mesh of all ranks to be connected (fsdp_world_connect)", what);
+    return ordered ? FSDP_OK
+                   : fsdp_fail(err, FSDP_ERR_USAGE,
+                               "%s needs the mesh of all ranks to be connected "
+                               "(fsdp_world_connect)",
+                               what);
 }
 
 /* Sum, or maximum, of one number over all ranks that hold parts of the root's parameters, in rank order. */
@@ -451,8 +451,6 @@ void fsdp_optim_refresh_master(fsdp_optim_state *state)
                 fsdp_root_view(param->model->root, param->shard), param->dtype,
                 (size_t)fsdp_param_local_count(param));
 }
-
-/* --- masters in a device's memory --- */
 
 enum { REFRESH_STAGED = 1 << 20 };
 
@@ -1056,9 +1054,8 @@ struct fsdp_scaler {
     fsdp_scaler_opts opts;
     double scale;
     int64_t good_steps;
-    bool is_finite;
-    bool is_to_adapt;      /* the scale changes once all optimizers have stepped */
-    const fsdp_root *root; /* the root and the backward whose gradients were divided */
+    bool is_finite, is_to_adapt; /* the scale changes once all optimizers have stepped */
+    const fsdp_root *root;       /* the root and the backward whose gradients were divided */
     uint64_t backwards;
 };
 
@@ -1099,9 +1096,7 @@ void fsdp_scaler_free(fsdp_scaler *scaler)
 
 double fsdp_scaler_scale(const fsdp_scaler *scaler)
 {
-    if (!scaler)
-        return 0;
-    return scaler->scale;
+    return scaler ? scaler->scale : 0;
 }
 
 static void adapt(fsdp_scaler *scaler)
@@ -1202,29 +1197,4 @@ fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_optim *optim, bool *skipp
     if (!fsdp_root_awaits_step(optim->root, NULL))
         adapt(scaler);
     return FSDP_OK;
-}
-
-/* --- schedules -------------------------------------------------------------------------------- */
-
-/* The progress between the end of the warm-up and the last step, 0 to 1. */
-static double progress(const fsdp_schedule *schedule, int64_t step)
-{
-    if (step >= schedule->total || schedule->total <= schedule->warmup)
-        return 1;
-    return (double)(step - schedule->warmup) / (double)(schedule->total - schedule->warmup);
-}
-
-double fsdp_schedule_factor(const fsdp_schedule *schedule, int64_t step)
-{
-    if (!schedule)
-        return 1;
-    const double pi = 3.14159265358979323846;
-    if (step < schedule->warmup)
-        return (double)(step + 1) / (double)schedule->warmup;
-    double rest = 1 - progress(schedule, step);
-    if (schedule->kind == FSDP_SCHEDULE_CONSTANT)
-        return 1;
-    if (schedule->kind == FSDP_SCHEDULE_COSINE)
-        rest = (1 - cos(pi * rest)) / 2;
-    return schedule->end + (1 - schedule->end) * rest;
 }

@@ -19,6 +19,7 @@ MAY_BE_NULL = {
     "fsdp_mesh_create": ["ranks"],
     "fsdp_model_add": ["param_out"],
     "fsdp_path_is_run": ["access"],
+    "fsdp_root_clip_grad_norm": ["norm_out"],
     "fsdp_root_finalize_backward": ["handle_out"],
     "fsdp_root_set_state": ["report"],
     "fsdp_run_latest": ["watch", "access"],
