@@ -139,7 +139,7 @@ fold_reals(FSDP_PARAMS(fold_params<MOST>) fold)
         fold_elements(fold, by, tile);
 }
 
-static __host__ __device__ uint32_t integer_size(uint32_t type)
+FSDP_DEVICE uint32_t integer_size(uint32_t type)
 {
     switch (type) {
     case FSDP_I64:

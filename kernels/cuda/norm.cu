@@ -65,7 +65,7 @@ template <power_kind KIND> FSDP_DEVICE double fold_lanes(double lanes[LANES_EACH
 }
 
 /* Element of the first row whose lane is number i of this thread. */
-FSDP_DEVICE uint64_t lane_at(int i)
+FSDP_DEVICE uint64_t lane_at(uint32_t i)
 {
     return threadIdx.x % TEAM * 4 + i % 4 + i / 4 * (LANES / 2);
 }
@@ -103,7 +103,7 @@ FSDP_DEVICE void sum_elements(double lanes[LANES_EACH], const norm_item &item, u
                               double p)
 {
 #pragma unroll
-    for (int half = 0; half < LANES_EACH; half += 4) {
+    for (uint32_t half = 0; half < LANES_EACH; half += 4) {
         const uint64_t begin = first + lane_at(half);
 #pragma unroll 1
         for (uint64_t at = begin; at < begin + PIECE && at < item.count; at += LANES) {

@@ -380,7 +380,8 @@ static fsdp_status call_and_free(nccl_rank *rank, fsdp_error *err)
 {
     pthread_t thread;
     rank->context = fsdp_comm_alloc(rank->comm, 64);
-    expect(rank->context && pthread_create(&thread, NULL, free_memory, rank) == 0, "a thread", "");
+    expect(rank->context != NULL, "memory of NCCL", "none");
+    expect(pthread_create(&thread, NULL, free_memory, rank) == 0, "a thread", "none");
     fsdp_status status = call_twice(rank, err);
     pthread_join(thread, NULL);
     return status;
