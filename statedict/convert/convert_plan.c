@@ -184,6 +184,7 @@ static fsdp_status check_names(convert_job *job, fsdp_export_report *report_out,
                                .allow_missing = job->opts.open.allow_missing,
                                .ties = job->ties.items,
                                .tie_count = job->ties.count,
+                               .is_copied = is_copied,
                                .may_be_unnamed = !is_copied};
     *report_out = job->seen;
     job->seen = (fsdp_export_report){0};

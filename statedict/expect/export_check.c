@@ -143,6 +143,13 @@ static const char *advice(const export_job *job)
                            : "; convert the rest with --allow-missing REGEX";
 }
 
+/* What to do about a config.json that makes no sense. */
+static const char *config_advice(const export_job *job)
+{
+    return job->check->is_copied ? "leave the config out with --no-copy"
+                                 : "use --copy-from with the config of the same model";
+}
+
 static fsdp_status fail_with_lists(const export_job *job, const char *model, fsdp_error *err)
 {
     fsdp_text text = {0};
@@ -170,8 +177,8 @@ static fsdp_status judge(const export_job *job, const fsdp_expect_counts *counts
     if (job->lost.count > 0 && counts->found == 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "no tensor of '%s' has a name of the %s, such as '%s'; rename them with "
-                         "--rename, or leave the config out with --no-copy",
-                         from, model, job->lost.items[0]);
+                         "--rename, or %s",
+                         from, model, job->lost.items[0], config_advice(job));
     return job->lost.count > 0 || is_another(job) ? fail_with_lists(job, model, err) : FSDP_OK;
 }
 
@@ -184,8 +191,8 @@ static fsdp_status compare(export_job *job, const fsdp_expect *expect, fsdp_erro
     fsdp_error odd = {0};
     fsdp_status st = fsdp_expect_compare(expect, job->check->sd, take_fault, job, &counts, &odd);
     if (st != FSDP_OK)
-        return fsdp_fail(err, st, "%s%s", odd.text,
-                         st == FSDP_ERR_USAGE ? "; leave the config out with --no-copy" : "");
+        return fsdp_fail(err, st, "%s%s%s", odd.text, st == FSDP_ERR_USAGE ? "; " : "",
+                         st == FSDP_ERR_USAGE ? config_advice(job) : "");
     if (job->check->may_be_unnamed && counts.found == 0) {
         job->report->model[0] = '\0';
         return FSDP_OK;
@@ -204,12 +211,12 @@ static fsdp_status compare_config(export_job *job, bool *is_known_out, fsdp_erro
     config.kind.is_quantized = config.kind.is_quantized && !check->is_dequantized;
     config.is_untied = check->is_untied;
     fsdp_status st = fsdp_expect_config(&config, &expect, err);
-    *is_known_out = st != FSDP_ERR_USAGE;
-    if (st == FSDP_ERR_USAGE)
+    *is_known_out = st != FSDP_ERR_USAGE || fsdp_config_has_tensors(&config);
+    if (!*is_known_out)
         return FSDP_OK;
-    if (st == FSDP_ERR_DAMAGED && err) {
+    if ((st == FSDP_ERR_DAMAGED || st == FSDP_ERR_USAGE) && err) {
         const fsdp_error odd = *err;
-        fsdp_fail(err, st, "%s; leave the config out with --no-copy", odd.text);
+        fsdp_fail(err, st, "%s; %s", odd.text, config_advice(job));
     }
     if (st == FSDP_OK)
         st = compare(job, expect, err);

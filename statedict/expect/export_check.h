@@ -21,6 +21,7 @@ typedef struct fsdp_export_check {
     const char *allow_missing; /* regex over names that may be missing; NULL: none */
     const fsdp_convert_tie *ties;      /* names that are left out for another one */
     size_t tie_count;
+    bool is_copied;            /* the config is written with the model, and need not be */
     bool may_be_unnamed;       /* names that are none of the model's say nothing */
 } fsdp_export_check;
 

@@ -533,11 +533,15 @@ fsdp_status fsdp_config_take(const fsdp_config_file *file, fsdp_config *config, 
     return FSDP_OK;
 }
 
+bool fsdp_config_has_tensors(const fsdp_config_file *file)
+{
+    return file->architecture && file->architecture->row_count > 0 && !file->kind.is_quantized;
+}
+
 fsdp_status fsdp_config_read(const fsdp_config_file *file, fsdp_config *config, fsdp_error *err)
 {
     *config = (fsdp_config){0};
     FSDP_TRY(fsdp_config_check(file, err));
-    return file->architecture && file->architecture->row_count > 0 && !file->kind.is_quantized
-               ? fsdp_config_take(file, config, err)
-               : fail_unknown(file, err);
+    return fsdp_config_has_tensors(file) ? fsdp_config_take(file, config, err)
+                                         : fail_unknown(file, err);
 }

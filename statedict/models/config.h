@@ -67,6 +67,8 @@ bool fsdp_config_real(const fsdp_value *object, const char *name, double *number
 /* A text without zero bytes; NULL when the member is none. */
 const char *fsdp_config_word(const fsdp_value *object, const char *name);
 
+/* Tells whether a description has the tensors of the model, which are others where it is quantized. */
+bool fsdp_config_has_tensors(const fsdp_config_file *file);
 /* Fills in config, whose description is that of the model's type; borrows file. Release its arena after a
  * failure, too. FSDP_ERR_USAGE when no description has the type, or when it has no tensors. */
 fsdp_status fsdp_config_read(const fsdp_config_file *file, fsdp_config *config, fsdp_error *err);
