@@ -82,6 +82,12 @@ static const fsdp_config_member *describe(const model_config *config, const char
     return fsdp_architecture_member(config->family, member, strlen(member));
 }
 
+/* The name of a formula tells nobody anything: its formula has members of config.json. */
+static const char *shown_name(const model_config *config, const char *member)
+{
+    return member[0] == '$' ? describe(config, member)->otherwise : member;
+}
+
 /* Numbers of rotary positions are NAN where there are none. */
 static bool take_rope(double number, double *number_out)
 {
@@ -153,7 +159,7 @@ static fsdp_status check_number(const model_config *config, const char *member, 
     bool is_fine = is_float ? isfinite((float)number) : number >= -1 && number <= INT32_MAX;
     return is_fine ? FSDP_OK
                    : fsdp_fail(err, FSDP_ERR_USAGE, "'%s': %s %g is out of range for GGUF",
-                               config->path, member, number);
+                               config->path, shown_name(config, member), number);
 }
 
 /* Python takes null in place of a flag as false. */
@@ -446,10 +452,9 @@ static void take_numbers(model_config *config)
 static fsdp_status refuse_fixed(const model_config *config, const char *member, double number,
                                 double fixed, fsdp_error *err)
 {
-    const char *name = member[0] == '$' ? describe(config, member)->otherwise : member;
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "'%s' says %s %g, but llama.cpp computes every '%s' with %g", config->path,
-                     name, number, config->architecture, fixed);
+                     shown_name(config, member), number, config->architecture, fixed);
 }
 
 /* NAN: the item of a list is not a number, nor true or false. */

@@ -95,6 +95,18 @@ static fsdp_status fail_missing(const fsdp_gguf_names *gguf, const char *key, fs
                      gguf->architecture, key);
 }
 
+/* Tensors of layers that a config.json does not count would be left unread. */
+static fsdp_status check_count(const fsdp_gguf_names *gguf, const char *key,
+                               const fsdp_value *value, fsdp_error *err)
+{
+    bool is_count = strcmp(key, "block_count") == 0 || strcmp(key, "decoder_block_count") == 0;
+    return !is_count || !is_number(value) || number_of(value) >= 1
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_DAMAGED,
+                           "'%s.%s' is %g, but a model has at least one such layer",
+                           gguf->architecture, key, number_of(value));
+}
+
 static bool is_flag(const fsdp_architecture *family, const char *member)
 {
     return fsdp_architecture_member(family, member, strlen(member))->kind == FSDP_MEMBER_FLAG;
@@ -137,6 +149,7 @@ static fsdp_status add_members(const fsdp_sd *sd, const fsdp_architecture *famil
                              gguf->architecture, key->key, family->model_type);
         if (is_missing && is_needed(key))
             return fail_missing(gguf, key->key, err);
+        FSDP_TRY(check_count(gguf, key->key, value, err));
         if (!has_no_member(gguf, i))
             add_number(family, key, value, out);
     }
@@ -153,6 +166,14 @@ static void add_whole(fsdp_text *out, const fsdp_architecture *family, const cha
 
 /* --- members that follow from others ------------------------------------------------------------- */
 
+/* 0: the value is not a number. */
+static int64_t whole_of(const fsdp_value *value)
+{
+    if (!is_number(value))
+        return 0;
+    return value->kind == FSDP_VALUE_I64 ? value->as.i64 : value->as.boolean;
+}
+
 /* Takes the whole numbers of the keys as members of formulas; one that a file lacks is 0. */
 static fsdp_status take_numbers(const fsdp_sd *sd, fsdp_config *known, fsdp_error *err)
 {
@@ -164,10 +185,8 @@ static fsdp_status take_numbers(const fsdp_sd *sd, fsdp_config *known, fsdp_erro
     for (size_t i = 0; i < gguf->key_count; i++) {
         const fsdp_value *value = find_below(sd, gguf->architecture, gguf->keys[i].key);
         if (!is_number(value) || value->kind != FSDP_VALUE_F64)
-            known->values[known->count++] =
-                (fsdp_config_value){.name = gguf->keys[i].member,
-                                    .is_there = true,
-                                    .number = is_number(value) ? (int64_t)number_of(value) : 0};
+            known->values[known->count++] = (fsdp_config_value){
+                .name = gguf->keys[i].member, .is_there = true, .number = whole_of(value)};
     }
     return FSDP_OK;
 }

@@ -121,7 +121,9 @@ Test(gguf_mamba, numbers_of_a_file_that_contradict_one_another_are_refused)
                {"mamba2.ssm.time_step_rank", 7, "num_heads * head_dim is 189 where 192"},
                {"mamba2.ssm.time_step_rank", 0, "'mamba2.ssm.time_step_rank' is missing"},
                {"mamba2.ssm.group_count", 0, "'mamba2.ssm.group_count' is missing"},
-               {"mamba2.feed_forward_length", 8, "feed_forward_length' 8 where 0 is expected"}};
+               {"mamba2.feed_forward_length", 8, "feed_forward_length' 8 where 0 is expected"},
+               {"mamba2.embedding_length", INT64_MAX, "inner_size' 192 where 0 is expected"},
+               {"mamba2.block_count", -1, "'mamba2.block_count' is -1"}};
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
         cr_expect_null(made_with(odd[i].key, odd[i].number), "%s", odd[i].key);
         cr_expect(strstr(err.text, odd[i].said), "%s", err.text);

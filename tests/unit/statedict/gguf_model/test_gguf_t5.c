@@ -194,17 +194,24 @@ Test(gguf_t5, what_llama_cpp_computes_otherwise_is_refused)
 
 /* --- the way back --- */
 
+/* Makes the tensors and pairs of a file, one pair with another value. */
+static void make_file(const char *key, const fsdp_value *other)
+{
+    cr_assert_eq(read_with("\"n_positions\": 77"), FSDP_OK, "%s", err.text);
+    add_layers();
+    for (size_t i = 0; i < values.count; i++) {
+        const char *name = values.items[i].name;
+        const fsdp_value *value = strcmp(name, key) == 0 ? other : &values.items[i].value;
+        cr_assert_eq(fsdp_sd_add_value(tensors, name, strlen(name), value, &err), FSDP_OK);
+    }
+}
+
 static void expect_back(const char *tensor, const char *const *wanted)
 {
     fsdp_text text = {0};
-    cr_assert_eq(read_with("\"n_positions\": 77"), FSDP_OK, "%s", err.text);
-    add_layers();
+    make_file("", NULL);
     if (tensor)
         add_tensor(tensor, 24, 16);
-    for (size_t i = 0; i < values.count; i++)
-        cr_assert_eq(fsdp_sd_add_value(tensors, values.items[i].name, strlen(values.items[i].name),
-                                       &values.items[i].value, &err),
-                     FSDP_OK);
     cr_assert_eq(fsdp_gguf_config_text(tensors, &text, &err), FSDP_OK, "%s", err.text);
     for (; *wanted; wanted++)
         cr_expect_not_null(strstr(text.data, *wanted), "%s in %s", *wanted, text.data);
@@ -224,6 +231,27 @@ Test(gguf_t5, a_config_comes_back)
     expect_back("dec.blk.0.ffn_gate.weight",
                 (const char *const[]){"\"feed_forward_proj\": \"gated-gelu\"", NULL});
     expect_back("output.weight", (const char *const[]){"\"tie_word_embeddings\": false", NULL});
+}
+
+Test(gguf_t5, a_file_that_counts_no_layers_is_refused)
+{
+    const fsdp_value none = fsdp_value_i64(0);
+    fsdp_text text = {0};
+    make_file("t5.decoder_block_count", &none);
+    expect_refusal(fsdp_gguf_config_text(tensors, &text, &err), FSDP_ERR_DAMAGED,
+                   "'t5.decoder_block_count' is 0");
+    fsdp_text_release(&text);
+}
+
+/* llama.cpp computes with the one of root mean squares, and reads no other. */
+Test(gguf_t5, the_epsilon_that_llama_cpp_reads_comes_back)
+{
+    const fsdp_value other = fsdp_value_f64(0.25);
+    fsdp_text text = {0};
+    make_file("t5.attention.layer_norm_rms_epsilon", &other);
+    cr_assert_eq(fsdp_gguf_config_text(tensors, &text, &err), FSDP_OK, "%s", err.text);
+    cr_expect_not_null(strstr(text.data, "\"layer_norm_epsilon\": 0.25"), "%s", text.data);
+    fsdp_text_release(&text);
 }
 
 /* --- the tokenizer: tokenizer.json --- */
