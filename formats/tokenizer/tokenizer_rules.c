@@ -537,6 +537,9 @@ static fsdp_status read_metaspace(rules_reader *reader, const fsdp_json *json, f
         status = refuse(reader, json, "Metaspace with the replacement", texts[0], err);
     else if (status == FSDP_OK && (!adds_space || strcmp(texts[1], "never") == 0))
         status = refuse(reader, json, "Metaspace with the prepend_scheme", "never", err);
+    else if (status == FSDP_OK && reader->cuts && strcmp(texts[1], "first") == 0)
+        status = refuse(reader, json, "Metaspace after WhitespaceSplit with the prepend_scheme",
+                        "first", err);
     reader->marks = true;
     fsdp_free(texts[0]);
     fsdp_free(texts[1]);

@@ -220,13 +220,17 @@ static fsdp_status add_word_rules(const fsdp_gguf_vocab *vocab, fsdp_named_value
 
 /* --- tokenizer.json --------------------------------------------------------------------------- */
 
+/* One after the rows of the model is of no use to it, as the token for images of Gemma 3. */
 static fsdp_status take_added(void *context, const fsdp_json *json, const fsdp_added_token *added,
                               fsdp_error *err)
 {
+    fsdp_gguf_vocab *vocab = context;
     fsdp_gguf_token like = {.score = FSDP_GGUF_NO_SCORE,
                             .type = added->special ? FSDP_GGUF_CONTROL : FSDP_GGUF_USER_DEFINED};
     (void)json;
-    return fsdp_gguf_vocab_set(context, added->id, added->text, added->size, &like, err);
+    return vocab->rows > 0 && added->id >= vocab->rows
+               ? FSDP_OK
+               : fsdp_gguf_vocab_set(vocab, added->id, added->text, added->size, &like, err);
 }
 
 /* A space in a token but for its beginning, by SentencePiece's sign. */
@@ -290,6 +294,11 @@ static fsdp_status take_file_parts(fsdp_gguf_vocab *vocab, const fsdp_tokenizer_
         FSDP_TRY(take_unigram(vocab, file, err));
     FSDP_TRY(fsdp_tokenizer_json_added(file, take_added, vocab, err));
     FSDP_TRY(fsdp_tokenizer_json_tokens(file, take_token, vocab, err));
+    if (vocab->rows > 0 && vocab->count > (size_t)vocab->rows)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has %zu tokens, and the model's vocab_size is %" PRId64
+                         ": it is the tokenizer of another model",
+                         vocab->path, vocab->count, vocab->rows);
     if (strcmp(file->model.type, "WordPiece") == 0)
         return take_wordpiece(vocab, file, err);
     if (vocab->unigram.is_used && file->model.unknown_id >= (int64_t)vocab->count)

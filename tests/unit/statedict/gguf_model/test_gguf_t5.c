@@ -362,6 +362,10 @@ Test(gguf_t5, spaces_may_be_merged_by_the_normalizer)
         {"{\"pre_tokenizer\": {\"type\": \"Metaspace\", \"replacement\": \"\xE2\x96\x81\", "
          "\"prepend_scheme\": \"never\"}, " MODEL "}",
          "'never'"},
+        {"{\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": "
+         "\"WhitespaceSplit\"}, {\"type\": \"Metaspace\", \"replacement\": \"\xE2\x96\x81\", "
+         "\"prepend_scheme\": \"first\"}]}, " MODEL "}",
+         "'first'"},
         {"{" SPLITS ", " UNIGRAM("") "}", "no unk_id"},
         {"{" SPLITS ", \"model\": {\"type\": \"Unigram\", \"unk_id\": 0, \"vocab\": "
          "[[\"<unk>\", 0], [\"\xE2\x96\x81\x61\xE2\x96\x81\x62\", -1]]}}",
@@ -376,6 +380,22 @@ Test(gguf_t5, spaces_may_be_merged_by_the_normalizer)
                              "\"precompiled_charsmap\": \"CQAAAHRyaWV0cmllAA==\"}, " SPLITS
                              ", " MODEL "}"),
                    FSDP_ERR_DAMAGED, "precompiled_charsmap is not a trie");
+}
+
+Test(gguf_t5, tokens_after_the_rows_of_the_model)
+{
+    cr_assert_eq(
+        read_json("{\"added_tokens\": [{\"id\": 8, \"content\": \"<last>\", \"special\": "
+                  "true}, {\"id\": 9, \"content\": \"<after>\", \"special\": true}], " SPLITS
+                  ", " MODEL "}"),
+        FSDP_OK, "%s", err.text);
+    cr_expect_eq(find("tokenizer.ggml.tokens")->as.list.count, 9);
+    expect_token(8, "<last>", -1e6, 3);
+    expect_refusal(read_json("{" SPLITS ", \"model\": {\"type\": \"Unigram\", \"unk_id\": 0, "
+                             "\"vocab\": [[\"0\", 0], [\"1\", 0], [\"2\", 0], [\"3\", 0], "
+                             "[\"4\", 0], [\"5\", 0], [\"6\", 0], [\"7\", 0], [\"8\", 0], "
+                             "[\"9\", 0]]}}"),
+                   FSDP_ERR_USAGE, "has 10 tokens, and the model's vocab_size is 9");
 }
 
 /* --- the tokenizer: spiece.model --- */
