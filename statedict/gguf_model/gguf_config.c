@@ -277,6 +277,7 @@ static fsdp_status take_dims(const model_config *config, const fsdp_sd *sd, fsdp
         const char *key;
     } dims[] = {
         {"enc.blk.0.ffn_up.weight", 0, inner},
+        {"blk.0.ssm_norm.weight", 0, "ssm.group_count"},
         {"enc.blk.0.attn_rel_b.weight", 0, "attention.relative_buckets_count"},
         {"enc.blk.0.attn_rel_b.weight", 1, "attention.head_count"},
         {"token_embd.weight", 0, "vocab_size"},

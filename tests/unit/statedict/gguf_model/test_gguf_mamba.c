@@ -40,6 +40,19 @@ Test(gguf_mamba, layers_of_a_state_have_keys_of_their_own)
     cr_expect_eq(number("mamba2.ssm.conv_kernel"), 4);
 }
 
+Test(gguf_mamba, groups_of_the_norm_contradict_those_of_the_config)
+{
+    fsdp_mesh *mesh = NULL;
+    cr_assert_eq(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"rank"}, NULL, &mesh, &err),
+                 FSDP_OK);
+    const char name[] = "blk.0.ssm_norm.weight";
+    const fsdp_tensor norm = {FSDP_F32, 2, (int64_t[]){4, 48}, {.mesh = mesh}, NULL};
+    cr_assert_eq(fsdp_sd_create(&tensors, &err), FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_tensor(tensors, name, strlen(name), &norm, &err), FSDP_OK);
+    cr_expect_eq(small_with(""), FSDP_ERR_DAMAGED);
+    cr_expect(strstr(err.text, "n_groups 2, but 'blk.0.ssm_norm.weight' has 4"), "%s", err.text);
+}
+
 Test(gguf_mamba, what_llama_cpp_computes_otherwise_is_refused)
 {
     static const char *const refused[][2] = {
