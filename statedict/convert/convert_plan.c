@@ -277,15 +277,14 @@ static fsdp_status dequantize(convert_stages *stages, fsdp_checkpoint **from,
     return FSDP_OK;
 }
 
-/* Decodes blocks that the target cannot hold, and widens vectors that it wants in f32; `blocks`, unless NONE,
- * is the type that matrices are encoded in. */
-static fsdp_status fit_types(convert_stages *stages, fsdp_dtype blocks, fsdp_checkpoint **from,
-                             char text[FSDP_STAGE_TEXT], fsdp_error *err)
+/* Decodes blocks that the target cannot hold, widens vectors that it wants in f32, and makes the blocks of
+ * `types`. */
+static fsdp_status fit_types(convert_stages *stages, const fsdp_target_types *types,
+                             fsdp_checkpoint **from, char text[FSDP_STAGE_TEXT], fsdp_error *err)
 {
     const convert_job *job = stages->job;
-    const fsdp_target_types types = {job->format, blocks};
     fsdp_type_report report = {0};
-    FSDP_TRY(fsdp_derive_target_types(&types, from, &report, err));
+    FSDP_TRY(fsdp_derive_target_types(types, from, &report, err));
     stages->job->facts.encoded += report.encoded;
     const char *between = "";
     size_t size = 0;
@@ -310,7 +309,8 @@ static fsdp_status fit_types(convert_stages *stages, fsdp_dtype blocks, fsdp_che
 static fsdp_status decode_blocks(convert_stages *stages, fsdp_checkpoint **from,
                                  char text[FSDP_STAGE_TEXT], fsdp_error *err)
 {
-    return fit_types(stages, FSDP_DTYPE_NONE, from, text, err);
+    const fsdp_target_types types = {.target = stages->job->format};
+    return fit_types(stages, &types, from, text, err);
 }
 
 /* Returns the type of blocks that --dtype names ("q8_0"); NONE: --dtype casts elements, if anything. */
@@ -337,7 +337,14 @@ static fsdp_status encode_blocks(convert_stages *stages, fsdp_checkpoint **from,
     if (blocks && !job->format->writer->holds_dtype(blocks))
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot hold blocks of %s; use --to gguf",
                          job->format->name, dtype);
-    return fit_types(stages, blocks, from, text, err);
+    fsdp_select_opts rules = job->opts.select;
+    fsdp_cast_rules *casts = NULL;
+    rules.dtype = NULL;
+    FSDP_TRY(fsdp_cast_rules_create(&rules, &casts, err));
+    const fsdp_target_types types = {job->format, blocks, casts};
+    fsdp_status st = fit_types(stages, &types, from, text, err);
+    fsdp_cast_rules_free(casts);
+    return st;
 }
 
 /* The loader of a framework may ask for more than the format that the user names: Megatron's files beside

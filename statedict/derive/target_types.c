@@ -2,6 +2,7 @@
 #include "statedict/derive/target_types.h"
 
 #include "statedict/derive/derived_checkpoint.h"
+#include "statedict/select/selection.h"
 #include "statedict/select/vectors.h"
 
 #include <string.h>
@@ -28,7 +29,8 @@ static type_change change_of(const fsdp_target_types *types, const fsdp_entry *e
         return CHANGE_NONE;
     if (fsdp_dtype_describe(entry->dtype)->values > 1)
         return !target->writer->holds_dtype(entry->dtype) ? CHANGE_DECODE : CHANGE_NONE;
-    if (is_matrix_of_blocks(entry, types->blocks))
+    bool has_rule = types->casts && fsdp_cast_rules_have(types->casts, entry);
+    if (is_matrix_of_blocks(entry, types->blocks) && !has_rule)
         return CHANGE_ENCODE;
     bool is_f32 = target->caps.f32_weights ||
                   (target->caps.f32_vectors && fsdp_is_vector(entry) && entry->dtype != FSDP_F64);

@@ -8,6 +8,7 @@
 typedef struct fsdp_target_types {
     const fsdp_format *target;
     fsdp_dtype blocks;         /* of matrices whose rows are whole blocks; FSDP_DTYPE_NONE: none are made */
+    const struct fsdp_cast_rules *casts;   /* no blocks are made of tensors with a rule; NULL: none have */
 } fsdp_target_types;
 
 typedef struct fsdp_type_report {

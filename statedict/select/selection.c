@@ -122,11 +122,11 @@ typedef struct cast_rule {
     fsdp_dtype dtype; /* NONE: keep */
 } cast_rule;
 
-typedef struct cast_rules {
+struct fsdp_cast_rules {
     fsdp_dtype model; /* NONE: keep */
     cast_rule *items;
     size_t count;
-} cast_rules;
+};
 
 static bool is_castable(fsdp_dtype dtype)
 {
@@ -196,7 +196,7 @@ static fsdp_status parse_rule(const char *text, cast_rule *rule, fsdp_error *err
     return st;
 }
 
-static fsdp_status parse_all(const fsdp_select_opts *opts, cast_rules *rules, fsdp_error *err)
+static fsdp_status parse_all(const fsdp_select_opts *opts, fsdp_cast_rules *rules, fsdp_error *err)
 {
     rules->items = fsdp_alloc(opts->dtype_rule_count, sizeof *rules->items);
     if (!rules->items)
@@ -208,8 +208,7 @@ static fsdp_status parse_all(const fsdp_select_opts *opts, cast_rules *rules, fs
     return FSDP_OK;
 }
 
-/* Accepts NULL. */
-static void cast_rules_free(cast_rules *rules)
+void fsdp_cast_rules_free(fsdp_cast_rules *rules)
 {
     if (!rules)
         return;
@@ -219,23 +218,20 @@ static void cast_rules_free(cast_rules *rules)
     fsdp_free(rules);
 }
 
-/* FSDP_ERR_USAGE for a malformed rule or a dtype that casts cannot produce. */
-static fsdp_status cast_rules_create(const fsdp_select_opts *opts, cast_rules **rules_out,
-                                     fsdp_error *err)
+fsdp_status fsdp_cast_rules_create(const fsdp_select_opts *opts, fsdp_cast_rules **rules_out,
+                                   fsdp_error *err)
 {
     FSDP_TRY(fsdp_expressions_check(opts->dtype_rules, opts->dtype_rule_count, "--dtype-for", err));
-    cast_rules *rules = fsdp_alloc(1, sizeof *rules);
+    fsdp_cast_rules *rules = fsdp_alloc(1, sizeof *rules);
     if (!rules)
         return fsdp_fail_memory(err, "rules");
     fsdp_status st = parse_all(opts, rules, err);
     if (st == FSDP_OK)
         *rules_out = rules;
     else
-        cast_rules_free(rules);
+        fsdp_cast_rules_free(rules);
     return st;
 }
-
-/* --- deciding --------------------------------------------------------------------------------- */
 
 /* A packed or quantized float: --dtype applies to it, although casts do not support it, so the
  * rule must fail. */
@@ -246,19 +242,30 @@ static bool is_packed_float(fsdp_dtype dtype)
            dtype == FSDP_F6_E3M2;
 }
 
+/* The first rule that has the name; NULL: none has. */
+static const cast_rule *find_rule(const fsdp_cast_rules *rules, const fsdp_entry *named)
+{
+    for (size_t i = 0; i < rules->count; i++)
+        if (fsdp_expression_matches(&rules->items[i].expression, named->name, named->name_size))
+            return &rules->items[i];
+    return NULL;
+}
+
+bool fsdp_cast_rules_have(const fsdp_cast_rules *rules, const fsdp_entry *entry)
+{
+    return find_rule(rules, entry) != NULL;
+}
+
 /* The dtype of the result, `wanted` where no rule has the name. FSDP_DTYPE_NONE when a rule demands a cast
  * that `dtype` does not allow. */
-static fsdp_dtype cast_rules_decide(const cast_rules *rules, const fsdp_entry *named,
+static fsdp_dtype cast_rules_decide(const fsdp_cast_rules *rules, const fsdp_entry *named,
                                     fsdp_dtype wanted, fsdp_dtype dtype, bool is_optim)
 {
-    for (size_t i = 0; i < rules->count; i++) {
-        if (!fsdp_expression_matches(&rules->items[i].expression, named->name, named->name_size))
-            continue;
-        wanted = rules->items[i].dtype;
-        return wanted == FSDP_DTYPE_NONE || wanted == dtype ? dtype
-               : is_castable(dtype)                         ? wanted
-                                                            : FSDP_DTYPE_NONE;
-    }
+    const cast_rule *rule = find_rule(rules, named);
+    if (rule)
+        return rule->dtype == FSDP_DTYPE_NONE || rule->dtype == dtype ? dtype
+               : is_castable(dtype)                                   ? rule->dtype
+                                                                      : FSDP_DTYPE_NONE;
     if (wanted == FSDP_DTYPE_NONE || is_optim)
         return dtype;
     return is_castable(dtype) ? wanted : is_packed_float(dtype) ? FSDP_DTYPE_NONE : dtype;
@@ -556,7 +563,7 @@ typedef struct selecting {
     fsdp_filter *filter;
     fsdp_drop_rules *drops;
     fsdp_rename **renames;
-    cast_rules *casts;
+    fsdp_cast_rules *casts;
     fsdp_only only;
     fsdp_parts parts;
     bool takes_model; /* and nothing beside it, as parts knows it */
@@ -966,7 +973,7 @@ static fsdp_status take_rules(selecting *work, fsdp_error *err)
     if (!work->renames)
         return fsdp_fail_memory(err, "rules");
     FSDP_TRY(fsdp_filter_create(opts->include, opts->exclude, &work->filter, err));
-    FSDP_TRY(cast_rules_create(opts, &work->casts, err));
+    FSDP_TRY(fsdp_cast_rules_create(opts, &work->casts, err));
     FSDP_TRY(fsdp_drop_rules_create(opts, &work->drops, err));
     for (size_t i = 0; i < opts->rename_count; i++)
         FSDP_TRY(fsdp_rename_create(opts->renames[i], &work->renames[i], err));
@@ -980,7 +987,7 @@ static void release_rules(selecting *work)
     fsdp_drop_rules_free(work->drops);
     fsdp_free(work->renames);
     fsdp_filter_free(work->filter);
-    cast_rules_free(work->casts);
+    fsdp_cast_rules_free(work->casts);
 }
 
 static bool has_tensors(const fsdp_sd *sd)

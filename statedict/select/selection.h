@@ -91,6 +91,14 @@ void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry);
 /* True when the selection has a weight that --drop opaque leaves in. */
 bool fsdp_selection_has_weights(const fsdp_selection *selection, const fsdp_sd *sd);
 
+/* --dtype and --dtype-for. FSDP_ERR_USAGE for a malformed rule or a dtype that casts cannot produce. */
+typedef struct fsdp_cast_rules fsdp_cast_rules;
+fsdp_status fsdp_cast_rules_create(const fsdp_select_opts *opts, fsdp_cast_rules **rules_out,
+                                   fsdp_error *err);
+void fsdp_cast_rules_free(fsdp_cast_rules *rules);     /* accepts NULL */
+/* True when a --dtype-for has the name, and decides in place of --dtype. */
+bool fsdp_cast_rules_have(const fsdp_cast_rules *rules, const fsdp_entry *entry);
+
 /* The parts that are taken and left out, for people: "model 29 · ema 29 left out · optimizer left out". */
 typedef struct fsdp_part_text {
     fsdp_text line;

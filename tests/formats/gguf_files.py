@@ -230,6 +230,18 @@ def decoded(folder):
     check(ran.returncode == 1 and "q4_k" in ran.stdout, f"dtypes of blocks: {ran.stdout}")
 
 
+def encoded(folder):
+    """Matrices become blocks, but for those that a rule of their own names."""
+    path, out = folder / "plain.gguf", folder / "encoded.gguf"
+    path.write_bytes(gguf([ARCHITECTURE], [(name, "f32", (2, 32)) for name in ("made", "kept", "half")],
+                          data=lambda _name, _kind, _shape: struct.pack("<64f", *range(64))))
+    ran = run("fsdp-convert", path, out, "--dtype", "q8_0", "--dtype-for", "kept=keep", "--dtype-for",
+              "half=f16", "-q", "--no-sync")
+    listed = listing(out) if ran.returncode == 0 else None
+    check(listed and {name: one["dtype"] for name, one in listed["tensors"].items()} ==
+          {"made": "q8_0", "kept": "f32", "half": "f16"}, f"rules beside blocks: {ran.stderr}{listed}")
+
+
 def by_way_of_others(folder):
     """A copy of a GGUF file in another format becomes the same directory of Hugging Face."""
     direct = folder / "direct"
@@ -286,6 +298,7 @@ def main():
         written(folder)
         not_written(folder)
         decoded(folder)
+        encoded(folder)
         by_way_of_others(folder)
         memory(folder)
         memory_of_parts(folder / "arrays")
