@@ -192,6 +192,46 @@ static fsdp_status fail_without_driver(const char *name, fsdp_error *err)
     return status;
 }
 
+/* A runtime works with each driver of its major version. Those of 12 must also be of 12.1, from which on a
+ * kernel may have 32,764 bytes of parameters. */
+int fsdp_cuda_needed_driver(int runtime, char spelled_out[FSDP_CUDA_DRIVER])
+{
+    static const struct {
+        int cuda;
+        const char *number;
+    } drivers[] = {{12010, "530.30.02"}, {13000, "580.65.06"}};
+    for (size_t i = 0; i < sizeof drivers / sizeof *drivers; i++) {
+        if (drivers[i].cuda / 1000 != runtime / 1000)
+            continue;
+        snprintf(spelled_out, FSDP_CUDA_DRIVER, "NVIDIA driver %s or later", drivers[i].number);
+        return drivers[i].cuda;
+    }
+    snprintf(spelled_out, FSDP_CUDA_DRIVER, "an NVIDIA driver for CUDA %d.0 or later",
+             runtime / 1000);
+    return runtime / 1000 * 1000;
+}
+
+static fsdp_status fail_old_driver(const char *name, int driver, fsdp_error *err)
+{
+    char needed[FSDP_CUDA_DRIVER];
+    (void)fsdp_cuda_needed_driver(CUDART_VERSION, needed);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "device '%s': the NVIDIA driver supports CUDA %d.%d, and this program is "
+                     "built with %d.%d; install %s, or use --device cpu",
+                     name, driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
+                     CUDART_VERSION % 1000 / 10, needed);
+}
+
+/* A driver of 12.0 is one that the runtime takes, but not the kernels. */
+static fsdp_status check_driver(const char *name, fsdp_error *err)
+{
+    char needed[FSDP_CUDA_DRIVER];
+    int driver = 0;
+    cudaError_t code = cudaDriverGetVersion(&driver);
+    bool is_new = code != cudaSuccess || driver >= fsdp_cuda_needed_driver(CUDART_VERSION, needed);
+    return is_new ? FSDP_OK : fail_old_driver(name, driver, err);
+}
+
 /* Explains the error of cudaGetDeviceCount. */
 static fsdp_status fail_without_devices(const char *name, cudaError_t code, fsdp_error *err)
 {
@@ -201,11 +241,7 @@ static fsdp_status fail_without_devices(const char *name, cudaError_t code, fsdp
     if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
         return fail_without_driver(name, err);
     if (code == cudaErrorInsufficientDriver)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "device '%s': the NVIDIA driver supports CUDA %d.%d, and this program is "
-                         "built with %d.%d; install a newer driver, or use --device cpu",
-                         name, driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
-                         CUDART_VERSION % 1000 / 10);
+        return fail_old_driver(name, driver, err);
     if (code != cudaSuccess && code != cudaErrorNoDevice)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "device '%s': cudaGetDeviceCount: %s; nvidia-smi shows whether the driver "
@@ -222,7 +258,8 @@ static fsdp_status count_devices(const char *name, int *count_out, fsdp_error *e
 {
     *count_out = 0;
     cudaError_t code = cudaGetDeviceCount(count_out);
-    return code == cudaSuccess && *count_out > 0 ? FSDP_OK : fail_without_devices(name, code, err);
+    return code == cudaSuccess && *count_out > 0 ? check_driver(name, err)
+                                                 : fail_without_devices(name, code, err);
 }
 
 static fsdp_status fail_query(const char *name, cudaError_t code, fsdp_error *err)

@@ -1,4 +1,5 @@
-"""Checks what ./dev says of packages and of .peers; programs of its own stand for dpkg, apt and Python.
+"""Checks what ./dev says of packages and of .peers, and which toolkit ./dev gpu-bundle takes; programs of its
+own stand for dpkg, apt, Python, CMake and nvcc.
 
 usage: dev_setup.py REPOSITORY
 """
@@ -12,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 REPOSITORY = Path(sys.argv[1]).resolve()
-NEEDED = ("bash", "cat", "dirname", "env", "grep", "mkdir", "nproc", "rm", "sed", "touch")
+NEEDED = ("bash", "cat", "dirname", "env", "grep", "mkdir", "nproc", "rm", "sed", "sort", "tail",
+          "touch")
 SCRIPTS = {
     "dpkg-query": 'cat "$STAND/installed"',
     "apt-get": 'echo "$*" >>"$STAND/apt"',
@@ -34,9 +36,7 @@ class Stand:
         for name in (*NEEDED, "cp"):
             (self.bin / name).symlink_to(shutil.which(name))
         for name, script in SCRIPTS.items():
-            path = self.bin / name
-            path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
-            path.chmod(0o755)
+            self.make(self.bin / name, script)
         self.edit(r"^PYTHON=.*", f"PYTHON={self.bin}/python", (REPOSITORY / "dev").read_text())
         lists = re.findall(r"^(\w*PACKAGES)=\((?: #[^\n]*)?\n(.*?)^\)", self.text, re.M | re.S)
         lists = {name: re.findall(r"[a-z][a-z0-9+.-]*=[^ '\n]+", text) for name, text in lists}
@@ -47,6 +47,12 @@ class Stand:
     def edit(self, pattern, replacement, text=None):
         self.text = re.sub(pattern, replacement, text or self.text, count=1, flags=re.M)
         (self.folder / "dev").write_text(self.text)
+
+    def make(self, path, script):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
+        path.chmod(0o755)
 
     def have(self, packages):
         (self.folder / "installed").write_text("".join(f"ii {package}\n" for package in packages))
@@ -128,12 +134,28 @@ def try_peers(stand):
     expect("made with other pins" in said and "torch==" in pip, "peers without pins are made anew", said, pip)
 
 
+def try_gpu_bundle(stand):
+    """A toolkit of CUDA 12 is used in a build folder of its own."""
+    toolkit = stand.folder / "toolkit"
+    stand.make(stand.bin / "cmake", 'echo "cmake $*"')
+    stand.make(stand.folder / "build-cuda12/gpu/gpu-check", 'echo "$0 $1"')
+    stand.make(toolkit / "bin/nvcc", "echo Cuda compilation tools, release 12.9, V12.9.86")
+    code, said, _, _ = stand.dev("gpu-bundle", CUDA_HOME_12=str(toolkit))
+    expect(code == 0 and f" -DFSDP_WITH_CUDA=ON -DCUDAToolkit_ROOT={toolkit}\n" in said
+           and "--build build-cuda12 " in said and "build-cuda12/gpu/gpu-check --version\n" in said,
+           "the toolkit of CUDA 12 is taken", code, said)
+    stand.make(toolkit / "bin/nvcc", "echo Cuda compilation tools, release 13.0, V13.0.88")
+    code, said, _, _ = stand.dev("gpu-bundle", CUDA_HOME_12=str(toolkit))
+    expect(code == 1 and "is no nvcc of CUDA 12" in said and "cmake" not in said, "CUDA 13 is refused", said)
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         stand = Stand(os.path.realpath(folder))
         try_packages(stand)
         try_other_system(stand)
         try_peers(stand)
+        try_gpu_bundle(stand)
     print(f"{len(stand.packages)} packages, and the peers")
 
 

@@ -192,6 +192,11 @@ const char *fake_cudart_end(void)
     return shown[0] ? shown : NULL;
 }
 
+int fake_cudart_version(void)
+{
+    return CUDART_VERSION;
+}
+
 bool fake_cudart_reaches(const void *data, size_t size)
 {
     bool reaches = size == 0 || (fake_memory_kind(data) != FAKE_PAGEABLE &&
@@ -229,7 +234,7 @@ static int count_devices(void)
 cudaError_t cudaGetDeviceCount(int *count)
 {
     CALL();
-    if (plan.driver != 0 && plan.driver < CUDART_VERSION)
+    if (plan.driver != 0 && plan.driver / 1000 < CUDART_VERSION / 1000)
         return fail(cudaErrorInsufficientDriver);
     *count = count_devices();
     return *count > 0 ? cudaSuccess : fail(cudaErrorNoDevice);

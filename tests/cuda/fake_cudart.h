@@ -38,6 +38,7 @@ typedef struct fake_cudart_plan {
 void fake_cudart_begin(const fake_cudart_plan *plan);
 /* Ends a test: the first misuse, or what was not given back; NULL: none. Valid until the next call. */
 const char *fake_cudart_end(void);
+int fake_cudart_version(void);         /* of the toolkit: 13000 */
 int fake_cudart_calls(const char *function);   /* since begin */
 int fake_cudart_calls_here(const char *function);      /* of this thread, which began since then */
 size_t fake_cudart_pinned(void);       /* bytes of pinned memory now */

@@ -1,5 +1,5 @@
 """Completes build/gpu next to its programs: sources and archives for gpu-check --build, a training to try,
-and a manifest of versions. Run by ./dev gpu-bundle.
+a README with the driver that is needed, and a manifest of versions. Run by ./dev gpu-bundle.
 
 usage: bundle.py BUNDLE_JSON
 """
@@ -34,6 +34,19 @@ done
 cd "$here/archives"
 "${CC:-cc}" -s -o "$objects/program" gpu_check.o "$objects"/*.cu.o @ARCHIVES@ -lpthread -lm -lrt -ldl
 mv "$objects/program" "$1"
+"""
+
+README = """Programs of fsdp for a machine with an NVIDIA GPU.
+
+This machine needs libc (glibc 2.36 or later) and a driver. The programs are built with @RUNTIME@.
+nvidia-smi shows the driver's number.
+
+    ./gpu-check --quick              measures and checks all that fsdp does on a GPU: run it first
+    ./gpu-check --json rows.json     with more data
+    ./gpu-check --build              compiles the kernels by the nvcc of this machine, and checks those
+    ./fsdp-train fixtures/train.conf --data.path fixtures/train.txt --run run     trains on the host
+
+docs/gpu.md describes the rows. manifest.json has the commit and the versions.
 """
 
 CONFIGURATION = """# fsdp-train train.conf --run run: a small GPT-2 on bytes
@@ -87,6 +100,12 @@ def write_fixtures(folder):
     (folder / "train.txt").write_text("\n\n".join(page.read_text() for page in pages))
 
 
+def write_readme(path):
+    """gpu-check says itself which driver its runtime needs."""
+    done = subprocess.run([BUNDLE / "gpu-check", "--version"], text=True, capture_output=True, check=True)
+    path.write_text(README.replace("@RUNTIME@", done.stdout.splitlines()[1]))
+
+
 def write_manifest(path):
     commit = git("rev-parse", "HEAD") or "unknown"
     manifest = {"commit": commit, "changed": bool(git("status", "--porcelain")), **PLAN["versions"]}
@@ -102,6 +121,7 @@ def main():
     copy_archives(BUNDLE / "sources/archives")
     write_script(BUNDLE / "sources/build.sh")
     write_fixtures(BUNDLE / "fixtures")
+    write_readme(BUNDLE / "README")
     write_manifest(BUNDLE / "manifest.json")
     size = sum(path.stat().st_size for path in BUNDLE.rglob("*") if path.is_file())
     print(f"{BUNDLE}: {size / (1 << 20):.1f} MiB of at most {MOST >> 20}")

@@ -72,6 +72,14 @@ def check_files():
         check_libraries(BUNDLE / program)
 
 
+def check_driver():
+    """The least driver of the runtime that is linked stands in the README, and gpu-check prints it."""
+    cuda = json.loads((BUNDLE / "manifest.json").read_text())["cuda"]
+    number = {"12": "530.30.02", "13": "580.65.06"}[cuda.split(".")[0]]
+    for text in (output_of(BUNDLE / "gpu-check", "--version"), (BUNDLE / "README").read_text()):
+        expect(f"CUDA {cuda}, which needs NVIDIA driver {number} or later" in text, f"no driver in: {text}")
+
+
 def make_root(folder):
     """The bundle, libc's files, and nothing else."""
     root = Path(folder) / "root"
@@ -134,6 +142,7 @@ def check_building(folder):
 def main():
     subprocess.run([CMAKE, "--build", BUILD, "--target", "gpu_bundle"], stdout=subprocess.DEVNULL, check=True)
     check_files()
+    check_driver()
     with tempfile.TemporaryDirectory() as folder:
         check_building(folder)
         is_whole = check_in_root(folder)

@@ -117,6 +117,7 @@ def check_bugs():
 def check_refusals():
     for environment, code, text in [({"FAKE_GPU": "none"}, 2, "finds no GPU"),
                                     ({"FAKE_GPU": "no-driver"}, 2, "there is no NVIDIA driver"),
+                                    ({"FAKE_GPU": "old-driver"}, 2, "install NVIDIA driver 5"),
                                     ({"TMPDIR": "/missing"}, 3, "'/missing' (TMPDIR): No such file")]:
         run = Run(**environment)
         expect(run.exit == code and text in run.errors and not run.output,
@@ -124,6 +125,9 @@ def check_refusals():
     for arguments in [["--quack"], ["--bytes", "much"], ["--seed", "-1"], ["more"], ["--build"]]:
         run = Run(*arguments)
         expect(run.exit in (2, 3) and run.errors and not run.output, f"{run.text}: exit code {run.exit}")
+    run = Run("--version")
+    expect(run.exit == 0 and re.search(r"\nCUDA \d+\.\d, which needs NVIDIA driver \d+\.\d\d\.\d\d or later\n",
+                                       run.output), f"{run.text}: {run.output}")
     run = Run("--json", "/missing/rows.json")
     expect(run.exit == 3 and "'/missing/rows.json' (--json)" in run.errors and not run.output,
            f"{run.text}: exit code {run.exit}: {run.output}{run.errors}")

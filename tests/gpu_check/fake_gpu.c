@@ -4,6 +4,8 @@
  *
  *   FAKE_GPU=none       a driver without a GPU
  *   FAKE_GPU=no-driver
+ *   FAKE_GPU=old-driver one of CUDA 11
+ *   FAKE_GPU=two        two GPUs
  *   FAKE_BUG=rects      the last rectangle of each call is not copied
  *   FAKE_BUG=crash      a process that multiplies is ended
  *   FAKE_BUG=fold       the device refuses this kernel
@@ -20,6 +22,8 @@
 #include "tests/cuda/fake_cudart.h"
 #include "tests/cuda/nccl_streams.h"
 
+enum { OLD_DRIVER = 11080 };
+
 static bool is_set(const char *name, const char *value)
 {
     const char *text = getenv(name);
@@ -29,8 +33,12 @@ static bool is_set(const char *name, const char *value)
 __attribute__((constructor)) static void begin(void)
 {
     const fake_cudart_plan plan = {.seed = 1,
-                                   .devices = is_set("FAKE_GPU", "none") ? -1 : 0,
-                                   .driver = is_set("FAKE_GPU", "no-driver") ? -1 : 0};
+                                   .devices = is_set("FAKE_GPU", "none")  ? -1
+                                              : is_set("FAKE_GPU", "two") ? 2
+                                                                          : 0,
+                                   .driver = is_set("FAKE_GPU", "no-driver")    ? -1
+                                             : is_set("FAKE_GPU", "old-driver") ? OLD_DRIVER
+                                                                                : 0};
     fake_cudart_begin(&plan);
     (void)
         fake_cudart_is_guarded(); /* makes its key, which threads of streams need when they begin */

@@ -30,6 +30,8 @@ static const char *const usage =
     "  --bytes SIZE  of a kernel's data; below 256 MiB rates are not judged\n"
     "  --slow N      N times as many seconds for each check, on a machine that is busy\n"
     "  --list        prints the names of the checks\n"
+    "  --version     prints the versions of this program and of its CUDA runtime, and the driver "
+    "that it needs\n"
     "  --help        this text\n"
     "\n"
     "Exit code 0: nothing has failed; 1: some row has; 2: there is no GPU, or a wrong option.\n"
@@ -146,6 +148,13 @@ static void list_checks(FILE *to)
         fprintf(to, "%s\n", check.name);
 }
 
+static void print_version(void)
+{
+    char runtime[160];
+    gpu_spell_runtime(runtime, sizeof runtime);
+    printf("gpu-check %s\n%s\n", fsdp_version(), runtime);
+}
+
 static void refuse_unnamed(const char *only)
 {
     gpu_check check;
@@ -167,6 +176,7 @@ enum {
     KEY_BYTES,
     KEY_SLOW,
     KEY_LIST,
+    KEY_VERSION,
     KEY_HELP
 };
 
@@ -182,6 +192,7 @@ static void take_option(gpu_options *options, int key)
     case KEY_BYTES: options->bytes = (size_t)read_number("--bytes", optarg, true); return;
     case KEY_SLOW: options->slow = (double)read_number("--slow", optarg, false); return;
     case KEY_LIST: list_checks(stdout); exit(0);
+    case KEY_VERSION: print_version(); exit(0);
     case KEY_HELP: fputs(usage, stdout); exit(0);
     default: fprintf(stderr, "gpu-check --help lists the options\n"); exit(FSDP_ERR_USAGE);
     }
@@ -198,6 +209,7 @@ static void read_options(gpu_options *options, int argc, char **argv)
                                           {"bytes", required_argument, NULL, KEY_BYTES},
                                           {"slow", required_argument, NULL, KEY_SLOW},
                                           {"list", no_argument, NULL, KEY_LIST},
+                                          {"version", no_argument, NULL, KEY_VERSION},
                                           {"help", no_argument, NULL, KEY_HELP},
                                           {0}};
     *options = (gpu_options){.device = "cuda:0", .slow = 1};

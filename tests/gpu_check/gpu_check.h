@@ -151,6 +151,8 @@ void gpu_fill_bf16(uint16_t *data, size_t count, uint64_t seed);
 
 /* --- CUDA: gpu_events.c ----------------------------------------------------------------------- */
 
+/* "CUDA 13.0, which needs NVIDIA driver 580.65.06 or later": the runtime that this program is linked with. */
+void gpu_spell_runtime(char *out, size_t out_size);
 /* Facts of the GPU that was opened. */
 void gpu_read_facts(gpu_facts *facts);
 /* NULL: no memory. */

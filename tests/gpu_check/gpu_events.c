@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "runtime/device/device_cuda.h"
+
 enum { MOST_NODES = 4096 };
 
 typedef struct gpu_timer {
@@ -19,6 +21,14 @@ typedef struct gpu_timer {
 static void spell_version(int version, char *out, size_t out_size)
 {
     snprintf(out, out_size, "%d.%d", version / 1000, version % 1000 / 10);
+}
+
+void gpu_spell_runtime(char *out, size_t out_size)
+{
+    char version[16], driver[FSDP_CUDA_DRIVER];
+    spell_version(CUDART_VERSION, version, sizeof version);
+    (void)fsdp_cuda_needed_driver(CUDART_VERSION, driver);
+    snprintf(out, out_size, "CUDA %s, which needs %s", version, driver);
 }
 
 void gpu_read_facts(gpu_facts *facts)

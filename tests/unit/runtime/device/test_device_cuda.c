@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/device/device.h"
+#include "runtime/device/device_cuda.h"
 #include "tests/cuda/fake_cudart.h"
 
 enum {
@@ -437,7 +437,9 @@ Test(device_cuda, what_is_missing_is_named_with_what_to_do)
         {"cuda",
          {.driver = -1},
          {"there is no NVIDIA driver", "libcuda.so.1", "install the driver"}},
-        {"cuda", {.driver = 12040}, {"supports CUDA 12.4", "is built with", "a newer driver"}},
+        {"cuda",
+         {.driver = 11080},
+         {"supports CUDA 11.8", "is built with", "install NVIDIA driver "}},
         {"cuda",
          {.devices = -1},
          {"finds no GPU", "/dev/nvidia*", "CUDA_VISIBLE_DEVICES is not set"}},
@@ -466,6 +468,41 @@ Test(device_cuda, what_is_missing_is_named_with_what_to_do)
                                cases[i].words[w]);
         const char *misuse = fake_cudart_end();
         cr_expect_null(misuse, "%s", misuse);
+    }
+}
+
+/* By the release notes of CUDA; 12.0's driver does not pass 32,764 bytes of parameters. */
+Test(device_cuda, the_driver_that_a_runtime_needs_is_named)
+{
+    static const struct {
+        int runtime, driver;
+        const char *spelled;
+    } cases[] = {{12010, 12010, "NVIDIA driver 530.30.02 or later"},
+                 {12090, 12010, "NVIDIA driver 530.30.02 or later"},
+                 {13000, 13000, "NVIDIA driver 580.65.06 or later"},
+                 {13020, 13000, "NVIDIA driver 580.65.06 or later"},
+                 {14030, 14000, "an NVIDIA driver for CUDA 14.0 or later"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char spelled[FSDP_CUDA_DRIVER];
+        cr_expect_eq(fsdp_cuda_needed_driver(cases[i].runtime, spelled), cases[i].driver);
+        cr_expect_str_eq(spelled, cases[i].spelled);
+    }
+}
+
+/* The runtime of CUDA takes a driver that is older than itself, if the major version is the same. */
+Test(device_cuda, a_driver_is_judged_by_the_table)
+{
+    char spelled[FSDP_CUDA_DRIVER];
+    const int least = fsdp_cuda_needed_driver(fake_cudart_version(), spelled);
+    const struct {
+        int driver;
+        fsdp_status status;
+    } cases[] = {{least - 10, FSDP_ERR_USAGE}, {least, FSDP_OK}, {least + 2000, FSDP_OK}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fsdp_error err = {0};
+        fake_cudart_begin(&(fake_cudart_plan){.devices = 1, .driver = cases[i].driver});
+        cr_expect_eq(fsdp_device_find("cuda", &err), cases[i].status, "%s", err.text);
+        cr_expect(cases[i].status == FSDP_OK || strstr(err.text, spelled), "%s", err.text);
     }
 }
 
