@@ -124,6 +124,8 @@ typedef struct gpu_session {
     fsdp_stream *stream;
     void *timer;
     double taken;              /* bytes of device memory */
+    void *lead;                /* NULL: runs begin on an idle device */
+    size_t lead_size;
 } gpu_session;
 
 /* Call gpu_session_close in any case. */
@@ -140,6 +142,9 @@ typedef void (*gpu_work)(void *context, const fsdp_device_kernels *kernels, fsdp
 /* The median of at least GPU_RUNS runs by the device's events, after one that is not counted. */
 fsdp_status gpu_session_time(gpu_session *session, gpu_work work, void *context, double *seconds_out,
                              fsdp_error *err);
+/* From now on the device has other work while the host prepares a run, for work whose preparation takes about
+ * as long as the work itself. */
+fsdp_status gpu_session_lead(gpu_session *session, fsdp_error *err);
 /* Launches of kernels in one run; -1: they cannot be counted. */
 int gpu_session_launches(gpu_session *session, gpu_work work, void *context);
 

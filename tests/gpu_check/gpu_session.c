@@ -19,6 +19,7 @@ fsdp_status gpu_session_open(gpu_session *session, const gpu_results *results, f
 void gpu_session_close(gpu_session *session)
 {
     gpu_timer_free(session->timer);
+    gpu_session_dealloc(session, session->lead, session->lead_size);
     if (session->stream)
         session->ops->stream_free(session->stream);
     fsdp_device_close(session->device);
@@ -60,6 +61,20 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+fsdp_status gpu_session_lead(gpu_session *session, fsdp_error *err)
+{
+    const size_t most = (size_t)64 << 20, bytes = session->results->options.bytes;
+    session->lead_size = bytes < most ? bytes : most;
+    return gpu_session_alloc(session, session->lead_size, &session->lead, err);
+}
+
+/* Some 0.3 ms of a GPU with a memory of 4 TB/s. */
+static void give_lead(const gpu_session *session)
+{
+    for (int i = 0; i < 16 && session->lead; i++)
+        session->kernels->fill(session->stream, session->lead, i, session->lead_size);
+}
+
 double gpu_median(double *values, int count)
 {
     qsort(values, (size_t)count, sizeof *values, compare);
@@ -73,6 +88,7 @@ fsdp_status gpu_session_time(gpu_session *session, gpu_work work, void *context,
     void *native = session->ops->native(session->stream);
     work(context, session->kernels, session->stream);
     for (int i = 0; i < GPU_RUNS; i++) {
+        give_lead(session);
         bool is_timed = gpu_timer_begin(session->timer, native);
         work(context, session->kernels, session->stream);
         is_timed = gpu_timer_end(session->timer, native) && is_timed;

@@ -11,7 +11,7 @@
 
 #include "base/core/mem.h"
 
-enum { PIECES = 1024, RANKS = 8, RESULTS = PIECES * 16, BLOCK = 64 };
+enum { PIECES = 1024, MANY = 1000, RANKS = 8, RESULTS = PIECES * 16, BLOCK = 64 };
 
 /* One side's arena, and lists that stay until its stream has done the work. */
 typedef struct kernel_job {
@@ -283,7 +283,7 @@ static fsdp_status prepare(kernel_run *run, const gpu_results *results, const ke
     gpu_session *session = &run->session;
     const size_t small = (size_t)256 << 20;
     size_t size = results->options.bytes;
-    size = (what->pieces >= 1000 && size > small ? small : size) / 64 * 64;
+    size = (what->pieces >= MANY && size > small ? small : size) / 64 * 64;
     run->expected = run->device = (kernel_job){.what = what, .size = size, .pieces = what->pieces};
     FSDP_TRY(gpu_session_open(session, results, err));
     FSDP_TRY(fsdp_device_cpu(&run->host, err));
@@ -368,6 +368,8 @@ static fsdp_status run_case(kernel_run *run, const gpu_results *results, gpu_row
     FSDP_TRY(run_both(run, results->options.seed, err));
     FSDP_TRY(compare("bytes", run->found, run->expected.arena, run->device.size, err));
     FSDP_TRY(compare("results", run->device.results, run->expected.results, RESULTS, err));
+    if (what->pieces >= MANY)
+        FSDP_TRY(gpu_session_lead(&run->session, err));
     FSDP_TRY(gpu_session_time(&run->session, what->work, &run->device, &row->seconds, err));
     gpu_rate_row(results, row, what->traffic * (double)run->device.size,
                  results->ceilings.device_copy);

@@ -10,15 +10,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/core/mem.h"
+#include "base/core/pool.h"
 #include "base/io/io.h"
+#include "statedict/transfer/pipeline.h"
 #include "tests/support/nets/toy.h"
 #include <fsdp/async_save.h>
 
-enum { BLOCKS = 64, SAVES = 3, LOADS = 5, READ = 8 << 20 };
+enum { BLOCKS = 64, SAVES = 3, LOADS = 5, READ = 8 << 20, MOST_FILES = 64 };
 
 static const double call_seconds = 5e-3; /* of a save whose copies run under the next steps */
 
@@ -138,7 +141,7 @@ enum { LAYERS = 8, STATE_COPIES = 3 }; /* a parameter and two moments */
 
 typedef struct state_job {
     gpu_results *results;
-    gpu_row *rows[3];
+    gpu_row *rows[4];
 } state_job;
 
 static fsdp_status build(toy *net, fsdp_world *world, const gpu_results *results, fsdp_error *err)
@@ -160,19 +163,75 @@ static fsdp_status step(toy *net, fsdp_error *err)
     return fsdp_optim_step(net->optim, err);
 }
 
-static fsdp_status timed_step(toy *net, double *seconds_out, fsdp_error *err)
+/* --- steps by the device's time --------------------------------------------------------------- */
+
+/* The host gives a step while the device does the one before, as in training: it is never idle in between. */
+typedef struct step_times {
+    void *timers[2], *native;
+    int given; /* since the device was idle */
+    double seconds[GPU_RUNS];
+    int count; /* known */
+} step_times;
+
+static fsdp_status open_times(step_times *times, toy *net, fsdp_error *err)
 {
-    const double began = now();
-    FSDP_TRY(step(net, err));
-    *seconds_out = now() - began;
+    fsdp_stream *stream = net->root->context->streams[FSDP_STREAM_COMPUTE];
+    *times = (step_times){.native = stream->device->ops->native(stream)};
+    for (int i = 0; i < 2; i++)
+        times->timers[i] = gpu_timer_create();
+    return times->timers[0] && times->timers[1]
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_LIMIT, "no events to time with");
+}
+
+static void close_times(step_times *times)
+{
+    gpu_timer_free(times->timers[0]);
+    gpu_timer_free(times->timers[1]);
+}
+
+static bool wants_step(const step_times *times)
+{
+    return times->count < GPU_RUNS - 1; /* the last one comes with end_steps */
+}
+
+static fsdp_status read_time(step_times *times, int step, fsdp_error *err)
+{
+    const double seconds = gpu_timer_seconds(times->timers[step % 2]);
+    if (seconds < 0)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the device's events do not tell the time");
+    times->seconds[times->count++] = seconds;
     return FSDP_OK;
+}
+
+/* Waits for the step before. */
+static fsdp_status give_step(step_times *times, toy *net, fsdp_error *err)
+{
+    const int number = times->given++;
+    bool is_timed = gpu_timer_begin(times->timers[number % 2], times->native);
+    FSDP_TRY(step(net, err));
+    if (!gpu_timer_end(times->timers[number % 2], times->native) || !is_timed)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the device records no events");
+    return number > 0 ? read_time(times, number - 1, err) : FSDP_OK;
+}
+
+static fsdp_status end_steps(step_times *times, fsdp_error *err)
+{
+    const int given = times->given;
+    times->given = 0;
+    return given > 0 ? read_time(times, given - 1, err) : FSDP_OK;
 }
 
 /* --- saves in the background ------------------------------------------------------------------ */
 
+enum { STALL, CALL, STEP, WORST_STEP, SAVE_ROWS };
+
+static const char *const save_rows[SAVE_ROWS] = {"stall", "call", "step", "worst-step"};
+
 typedef struct save_times {
-    double alone[GPU_RUNS], beside[GPU_RUNS], stalls[SAVES];
-    int alone_count, beside_count, save_count;
+    step_times alone, beside;
+    double stalls[SAVES];
+    int save_count;
     int64_t bytes;
 } save_times;
 
@@ -185,8 +244,9 @@ static fsdp_status save_once(toy *net, fsdp_async_saver *saver, const gpu_option
     fsdp_root_save_opts opts = {.save.step = &number, .save.overwrite = true};
     snprintf(path, sizeof path, "%s/async", options->work);
     FSDP_TRY(fsdp_async_save(saver, path, &opts, err));
-    while (!fsdp_async_save_is_done(saver) && times->beside_count < GPU_RUNS)
-        FSDP_TRY(timed_step(net, &times->beside[times->beside_count++], err));
+    while (!fsdp_async_save_is_done(saver) && wants_step(&times->beside))
+        FSDP_TRY(give_step(&times->beside, net, err));
+    FSDP_TRY(end_steps(&times->beside, err));
     FSDP_TRY(fsdp_async_save_wait(saver, &report, err));
     times->stalls[times->save_count++] = report.stall_ms * 1e-3;
     times->bytes = report.bytes;
@@ -198,9 +258,12 @@ static fsdp_status save_all(toy *net, const gpu_options *options, save_times *ti
 {
     const fsdp_async_opts opts = {.allow_equal = true};
     fsdp_async_saver *saver = NULL;
+    FSDP_TRY(open_times(&times->alone, net, err));
+    FSDP_TRY(open_times(&times->beside, net, err));
     FSDP_TRY(step(net, err));
-    while (times->alone_count < GPU_RUNS)
-        FSDP_TRY(timed_step(net, &times->alone[times->alone_count++], err));
+    while (wants_step(&times->alone))
+        FSDP_TRY(give_step(&times->alone, net, err));
+    FSDP_TRY(end_steps(&times->alone, err));
     FSDP_TRY(fsdp_async_saver_create(net->root, &opts, &saver, err));
     fsdp_status status = FSDP_OK;
     for (int i = 0; i < SAVES && status == FSDP_OK; i++)
@@ -209,31 +272,50 @@ static fsdp_status save_all(toy *net, const gpu_options *options, save_times *ti
     return status;
 }
 
+static void judge_saves(const state_job *job, save_times *times)
+{
+    const gpu_results *results = job->results;
+    gpu_row *stall = job->rows[STALL], *call = job->rows[CALL];
+    for (int i = 0; i < SAVE_ROWS; i++)
+        job->rows[i]->size = (double)times->bytes;
+    stall->seconds = call->seconds = gpu_median(times->stalls, times->save_count);
+    gpu_rate_row(results, stall, stall->size, results->ceilings.to_host);
+    gpu_rate_row(results, call, 1, 1 / call_seconds);
+}
+
+/* One step waits for the copies of a save, which the median hides. */
+static void judge_steps(const state_job *job, save_times *times)
+{
+    const gpu_results *results = job->results;
+    gpu_row *step = job->rows[STEP], *worst = job->rows[WORST_STEP];
+    step_times *beside = &times->beside;
+    if (beside->count == 0) {
+        gpu_skip_row(step, "the saves were over before a step had ended");
+        gpu_skip_row(worst, "the saves were over before a step had ended");
+        return;
+    }
+    const double alone = gpu_median(times->alone.seconds, times->alone.count);
+    const double copies = (double)times->bytes / results->ceilings.to_host;
+    step->seconds = gpu_median(beside->seconds, beside->count); /* sorts */
+    worst->seconds = beside->seconds[beside->count - 1];
+    gpu_rate_row(results, step, 1, 1 / alone);
+    gpu_rate_row(results, worst, 1, 1 / (alone + copies));
+}
+
 static fsdp_status save_beside_steps(void *context, fsdp_world *world, fsdp_error *err)
 {
     const state_job *job = context;
-    const gpu_results *results = job->results;
-    gpu_row *stall = job->rows[0], *call = job->rows[1], *beside = job->rows[2];
     save_times times = {0};
     toy net = {0};
-    fsdp_status status = build(&net, world, results, err);
+    fsdp_status status = build(&net, world, job->results, err);
     if (status == FSDP_OK)
-        status = save_all(&net, &results->options, &times, err);
+        status = save_all(&net, &job->results->options, &times, err);
+    close_times(&times.alone);
+    close_times(&times.beside);
     toy_free(&net);
     FSDP_TRY(status);
-    stall->size = (double)times.bytes;
-    stall->seconds = gpu_median(times.stalls, times.save_count);
-    gpu_rate_row(results, stall, stall->size, results->ceilings.to_host);
-    call->size = stall->size;
-    call->seconds = stall->seconds;
-    gpu_rate_row(results, call, 1, 1 / call_seconds);
-    beside->size = stall->size;
-    if (times.beside_count == 0) {
-        gpu_skip_row(beside, "the saves were over before a step had ended");
-        return FSDP_OK;
-    }
-    beside->seconds = gpu_median(times.beside, times.beside_count);
-    gpu_rate_row(results, beside, 1, 1 / gpu_median(times.alone, times.alone_count));
+    judge_saves(job, &times);
+    judge_steps(job, &times);
     return FSDP_OK;
 }
 
@@ -243,53 +325,92 @@ fsdp_status gpu_check_async_save(gpu_results *results, int argument, fsdp_error 
     gpu_ranks run = {
         .count = 1, .device = results->options.device, .body = save_beside_steps, .context = &job};
     (void)argument;
-    job.rows[0] = gpu_add_row(results, "async-save/stall");
-    job.rows[1] = gpu_add_row(results, "async-save/call");
-    job.rows[2] = gpu_add_row(results, "async-save/step");
+    for (int i = 0; i < SAVE_ROWS; i++)
+        job.rows[i] = gpu_add_row(results, "async-save/%s", save_rows[i]);
     fsdp_status status = gpu_ranks_run(&run, err);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < SAVE_ROWS; i++)
         end_row(job.rows[i], status, err);
     return FSDP_OK;
 }
 
 /* --- loads ------------------------------------------------------------------------------------ */
 
-/* Bytes per second of reading a file that the page cache holds. */
-static fsdp_status read_file(const char *path, double *bytes_out, double *seconds_out,
+/* Files that as many readers read as a load has, each every n-th piece. */
+typedef struct read_job {
+    int files[MOST_FILES];
+    int64_t sizes[MOST_FILES];
+    int count;
+    size_t readers;
+} read_job;
+
+static fsdp_status read_file(const read_job *job, int file, size_t reader, unsigned char *buffer,
                              fsdp_error *err)
 {
-    unsigned char *buffer = fsdp_alloc_pages(READ);
-    if (!buffer)
-        return fsdp_fail_memory(err, path);
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = file >= 0 ? 1 : -1;
-    const double began = now();
-    while (n > 0 && (n = read(file, buffer, READ)) > 0)
-        *bytes_out += (double)n;
-    int code = errno;
-    *seconds_out += now() - began;
-    if (file >= 0)
-        close(file);
-    fsdp_free(buffer);
-    return n == 0 ? FSDP_OK : fsdp_fail_errno(err, code, "cannot read '%s'", path);
+    const int64_t size = job->sizes[file];
+    for (int64_t at = (int64_t)reader * READ; at < size; at += (int64_t)job->readers * READ) {
+        const size_t wanted = (size_t)(size - at < READ ? size - at : READ);
+        ssize_t n = pread(job->files[file], buffer, wanted, at);
+        if (n != (ssize_t)wanted)
+            return fsdp_fail_errno(err, n < 0 ? errno : EIO, "cannot read a file of a checkpoint");
+    }
+    return FSDP_OK;
 }
 
-/* Reads all shards of a checkpoint. */
-static fsdp_status measure_reading(const char *folder, double *rate_out, fsdp_error *err)
+static fsdp_status read_share(void *context, size_t reader, fsdp_error *err)
+{
+    const read_job *job = context;
+    unsigned char *buffer = fsdp_alloc_pages(READ);
+    fsdp_status status = buffer ? FSDP_OK : fsdp_fail_memory(err, "a buffer to read into");
+    for (int i = 0; i < job->count && status == FSDP_OK; i++)
+        status = read_file(job, i, reader, buffer, err);
+    fsdp_free(buffer);
+    return status;
+}
+
+static fsdp_status open_file(read_job *job, const char *path, fsdp_error *err)
+{
+    struct stat found;
+    if (job->count == MOST_FILES)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "more than %d files in a checkpoint", MOST_FILES);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0 || fstat(file, &found) != 0)
+        return fsdp_fail_errno(err, errno, "cannot read '%s'", path);
+    job->files[job->count] = file;
+    job->sizes[job->count++] = found.st_size;
+    return FSDP_OK;
+}
+
+static fsdp_status open_shards(read_job *job, const char *folder, fsdp_error *err)
 {
     char path[8192];
-    double bytes = 0, seconds = 0;
     DIR *entries = opendir(folder);
     fsdp_status status =
         entries ? FSDP_OK : fsdp_fail_errno(err, errno, "cannot read '%s'", folder);
     for (struct dirent *entry; status == FSDP_OK && (entry = readdir(entries));) {
         snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
         if (strncmp(entry->d_name, "shard-", 6) == 0)
-            status = read_file(path, &bytes, &seconds, err);
+            status = open_file(job, path, err);
     }
     if (entries)
         closedir(entries);
-    *rate_out = seconds > 0 ? bytes / seconds : 0;
+    return status;
+}
+
+/* Bytes per second of reading all shards of a checkpoint. */
+static fsdp_status measure_reading(const char *folder, double *rate_out, fsdp_error *err)
+{
+    read_job job = {.readers = (size_t)fsdp_block_readers_within(0, 0, false)};
+    double bytes = 0;
+    fsdp_status status = open_shards(&job, folder, err);
+    const double began = now();
+    if (status == FSDP_OK)
+        status = fsdp_parallel((int)job.readers, job.readers, read_share, &job, err);
+    const double seconds = now() - began;
+    for (int i = 0; i < job.count; i++) {
+        bytes += (double)job.sizes[i];
+        close(job.files[i]);
+    }
+    *rate_out = bytes / seconds;
     return status;
 }
 
