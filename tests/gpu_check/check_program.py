@@ -16,6 +16,7 @@ ROW = re.compile(r"(\S+) +(\S+) +(-|[\d.e+-]+ ms) +(\S+) +(\S+) +(-|[\d.]+) +(ye
 WORDS = {"yes": "passed", "NO": "failed", "skipped": "skipped"}
 HAS_CUBLASLT = len(sys.argv) > 3
 LIBRARIES = dict(zip(("FSDP_NCCL_LIB", "FSDP_CUBLASLT_LIB"), sys.argv[2:]))
+LATE = 20  # milliseconds
 problems = []
 
 
@@ -63,9 +64,9 @@ def check_everything(folder):
         wanted = "ceiling/" if name.startswith("ceiling/") else name
         expect(any(row.startswith(wanted) for row in run.rows), f"{run.text}: no row of {name}")
     for name, row in run.rows.items():
-        skips = name == "ceiling/product-bf16" and not HAS_CUBLASLT
+        skips = name == "ceiling/product-bf16" and not HAS_CUBLASLT or name.startswith("scaling/")
         expect(WORDS[row[7]] == ("skipped" if skips else "passed"), f"{run.text}: {row[0]}")
-        if name.startswith(("kernel/", "small/", "staging/", "load/", "collective/", "nccl/")):
+        if name.startswith(("kernel/", "small/", "staging/", "load/", "collective/", "nccl/", "async-save/")):
             expect(row[3] != "-" and row[6] != "-", f"{run.text}: no time or ratio: {row[0]}")
     check_json(run, json.loads(path.read_text()))
     expect(not any(name.startswith("gpu-check-") for name in os.listdir(folder)), "its folder stays")
@@ -92,6 +93,37 @@ def check_goals(folder):
     run.expect_end(0 if meets else 1)
 
 
+def check_gpus():
+    """With two GPUs the rows for eight are skipped, with one all, and each says why."""
+    run = Run("--bytes", "64k", "--only", "scaling/", FAKE_GPU="two")
+    run.expect_end(0)
+    names = ("all-gather", "reduce-scatter", "step")
+    skipped = {f"scaling/8-gpus/{name}": "it takes 8 GPUs, and CUDA shows 2" for name in names}
+    for name in (f"scaling/2-gpus/{name}" for name in names):
+        row = run.rows.get(name)
+        expect(row and row[7] == "yes" and row[3] != "-" and row[4] != "-", f"{run.text}: {row}: {run.output}")
+    expect({name: run.rows[name][8] for name in run.results("skipped")} == skipped, f"{run.text}: {run.output}")
+    expect(run.rows["scaling/2-gpus/step"][6] != "-", f"{run.text}: it is not compared with one GPU")
+    run = Run("--bytes", "64k", "--only", "scaling/2-gpus/step")
+    run.expect_end(0)
+    expect(run.rows["scaling/2-gpus/step"][8] == "it takes 2 GPUs, and CUDA shows 1", f"{run.text}: {run.output}")
+    run = Run("--bytes", "64k", "--only", "scaling/2-gpus/step", FAKE_GPU="two", FSDP_NCCL_LIB="/no/such/library")
+    run.expect_end(0)
+    expect("do not start here" in run.rows["scaling/2-gpus/step"][8], f"{run.text}: {run.output}")
+
+
+def milliseconds(run, name):
+    return float(run.rows[name][3].split()[0])
+
+
+def check_steps():
+    """Time of steps is the device's: an optimizer that is late there is seen, though the host is not."""
+    run = Run("--bytes", "64k", "--only", "async-save/", FAKE_BUG="late")
+    run.expect_end(0)
+    times = [milliseconds(run, f"async-save/{name}") for name in ("step", "worst-step")]
+    expect(LATE <= times[0] <= times[1], f"{run.text}: {run.output}")
+
+
 def check_bugs():
     run = Run("--bytes", "64k", "--only", "kernel/c", FAKE_BUG="rects")
     run.expect_end(1)
@@ -108,7 +140,7 @@ def check_bugs():
     expect(run.results("failed") == ["kernel/fold"], f"{run.text}: {run.output}")
     run = Run("--bytes", "64k", "--only", "nccl/", FSDP_NCCL_LIB="/no/such/library")
     run.expect_end(0)
-    expect(len(run.results("skipped")) == 1 and "/no/such/library" in run.errors, f"{run.text}: {run.output}")
+    expect(len(run.results("skipped")) == 2 and "/no/such/library" in run.errors, f"{run.text}: {run.output}")
     run = Run("--bytes", "64k", "--only", "ceiling/product", FSDP_CUBLASLT_LIB="/no/such/library")
     run.expect_end(1)
     expect("/no/such/library" in run.output, f"{run.text}: {run.output}")
@@ -155,6 +187,8 @@ def main():
         os.environ["TMPDIR"] = folder
         check_everything(folder)
         check_goals(folder)
+        check_gpus()
+        check_steps()
         check_bugs()
         check_refusals()
     expect(HAS_CUBLASLT or not os.environ.get("CI"), "no cublasLt.h: CI has all that its tests need")

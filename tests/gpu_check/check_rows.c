@@ -22,7 +22,8 @@ static const struct {
              {"async-save/step", 1 / 1.02},
              {"async-save/worst-step", 1 / 1.1},
              {"load/", 0.8},
-             {"collective/2-ranks/", 0.6}};
+             {"collective/2-ranks/", 0.6},
+             {"nccl/2-ranks/host-time", 1}};
 
 static double goal_of(const char *name)
 {
@@ -217,7 +218,7 @@ fsdp_status gpu_write_json(const gpu_results *results, const char *path, fsdp_er
     fsdp_text text = {0};
     fsdp_text_addf(&text, "{\"schema\": 1, ");
     add_string(&text, "gpu", facts->name);
-    fsdp_text_addf(&text, ", \"memory\": %.17g, ", facts->memory);
+    fsdp_text_addf(&text, ", \"gpus\": %d, \"memory\": %.17g, ", facts->gpus, facts->memory);
     add_string(&text, "driver", facts->driver);
     fsdp_text_addf(&text, ", ");
     add_string(&text, "runtime", facts->runtime);

@@ -9,6 +9,7 @@
  *   FAKE_BUG=rects      the last rectangle of each call is not copied
  *   FAKE_BUG=crash      a process that multiplies is ended
  *   FAKE_BUG=fold       the device refuses this kernel
+ *   FAKE_BUG=late       AdamW takes the device 20 ms more
  *
  * Time between two events is that since the call before, which is not a measurement.
  */
@@ -17,12 +18,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "runtime/device/device_cuda.h"
 #include "tests/cuda/fake_cudart.h"
 #include "tests/cuda/nccl_streams.h"
 
-enum { OLD_DRIVER = 11080 };
+enum { OLD_DRIVER = 11080, LATE_US = 20000 };
 
 static bool is_set(const char *name, const char *value)
 {
@@ -141,6 +143,22 @@ static void refuse(fsdp_stream *stream, const fsdp_fold_call *call)
         fsdp_cuda_stream_end(stream, "fold", 0, cudaErrorNotSupported);
 }
 
+static void sleep_on_device(void *closure)
+{
+    (void)closure;
+    usleep(LATE_US);
+}
+
+static void late_adamw(fsdp_stream *stream, const fsdp_optim_tensors *tensors,
+                       const fsdp_adamw_step *steps, size_t n)
+{
+    fsdp_device_cuda_kernels.adamw(stream, tensors, steps, n);
+    void *native = fsdp_cuda_stream_begin(stream);
+    if (native)
+        fsdp_cuda_stream_end(stream, "sleep", 0,
+                             fake_cudart_enqueue(native, sleep_on_device, NULL, NULL));
+}
+
 /* The linker puts it in place of fsdp_device_open. */
 fsdp_status __real_fsdp_device_open(const char *name, const fsdp_device_rank *rank,
                                     fsdp_device **device_out, fsdp_error *err);
@@ -159,6 +177,8 @@ fsdp_status __wrap_fsdp_device_open(const char *name, const fsdp_device_rank *ra
         kernels.multiply = crash;
     if (is_set("FAKE_BUG", "fold"))
         kernels.fold = refuse;
+    if (is_set("FAKE_BUG", "late"))
+        kernels.adamw = late_adamw;
     ((fsdp_device_ops *)(*device_out)->ops)->kernels = &kernels;
     return FSDP_OK;
 }

@@ -65,6 +65,8 @@ static const gpu_check others[] = {
     {"scenarios/2-ranks/", gpu_check_scenarios, 2, 60, 40},
     {"scenarios/4-ranks/", gpu_check_scenarios, 4, 60, 40},
     {"nccl/", gpu_check_nccl, 0, 40, 20},
+    {"scaling/2-gpus/", gpu_check_scaling, 2, 60, 30},
+    {"scaling/8-gpus/", gpu_check_scaling, 8, 90, 40},
 };
 
 /* The i-th check; false after the last. */

@@ -7,8 +7,9 @@
  *   gpu_session.c     a device with memory, random data and medians; gpu_events.c: the calls of CUDA
  *   ceilings.c        the copies of the device and its bf16 product (cublaslt.c), to which rows are compared
  *   kernels.c         each kernel on random data equals the host's, and its rate, and its launches
- *   transfers.c       copies to staging memory, loads
+ *   transfers.c       copies to staging memory, saves beside steps (gpu_steps.c), loads
  *   rank_checks.c     ranks that share the GPU (gpu_ranks.c): collectives, ranks that are lost
+ *   nccl_checks.c     ranks over NCCL, on one GPU and on several
  *   gpu_training.c    a training that equals the host's; checkpoints on other numbers of ranks
  *   gpu_scenarios.c   the scenarios of docs/scenarios.md, with gpu_scene.c and gpu_wide.c
  *   build_kernels.c   --build
@@ -45,6 +46,7 @@ typedef struct gpu_ceilings {
 typedef struct gpu_facts {
     char name[256], driver[32], runtime[32], cublaslt[64];
     double memory;             /* bytes; 0: there is no GPU, as `missing` says */
+    int gpus;                  /* that CUDA shows */
     char missing[FSDP_ERROR_TEXT];
 } gpu_facts;
 
@@ -148,6 +150,7 @@ fsdp_status gpu_session_lead(gpu_session *session, fsdp_error *err);
 /* Launches of kernels in one run; -1: they cannot be counted. */
 int gpu_session_launches(gpu_session *session, gpu_work work, void *context);
 
+double gpu_now(void);                                  /* seconds of the host */
 double gpu_median(double *values, int count);          /* sorts */
 /* Random bytes; random numbers in [-1, 1) or, with is_positive, in [0, 1). */
 void gpu_fill_bytes(void *data, size_t size, uint64_t seed);
@@ -200,6 +203,7 @@ enum { GPU_RANK_ABORTS, GPU_RANK_IS_LATE };
 fsdp_status gpu_check_failure(gpu_results *results, int how, fsdp_error *err);
 fsdp_status gpu_check_scenarios(gpu_results *results, int ranks, fsdp_error *err);
 fsdp_status gpu_check_nccl(gpu_results *results, int argument, fsdp_error *err);
+fsdp_status gpu_check_scaling(gpu_results *results, int gpus, fsdp_error *err);
 
 /* --build: compiles the kernels again and becomes the program that has them; returns only on failure. */
 fsdp_status gpu_build_and_become(const gpu_options *options, int argc, char **argv, fsdp_error *err);

@@ -37,6 +37,7 @@ void gpu_read_facts(gpu_facts *facts)
     size_t free_bytes = 0, total = 0;
     int device = 0, driver = 0, runtime = 0;
     (void)cudaGetDevice(&device);
+    (void)cudaGetDeviceCount(&facts->gpus);
     if (cudaGetDeviceProperties(&found, device) == cudaSuccess)
         snprintf(facts->name, sizeof facts->name, "%s", found.name);
     if (cudaMemGetInfo(&free_bytes, &total) == cudaSuccess)

@@ -2,6 +2,7 @@
 #include "tests/gpu_check/gpu_check.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 /* --- the device ------------------------------------------------------------------------------- */
 
@@ -59,6 +60,13 @@ static int compare(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
+}
+
+double gpu_now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
 fsdp_status gpu_session_lead(gpu_session *session, fsdp_error *err)

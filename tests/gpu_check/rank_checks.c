@@ -3,6 +3,7 @@
  */
 #include "tests/gpu_check/gpu_ranks.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,17 +15,9 @@
 
 /* --- collectives ------------------------------------------------------------------------------ */
 
-typedef struct collective_job {
-    gpu_results *results;
-    fsdp_collective_kind kind;
-    const char *name;
-    int64_t count; /* of a rank's part */
-    double seconds[GPU_RUNS];
-} collective_job;
-
 /* One rank's side. */
 typedef struct collective_rank {
-    const collective_job *job;
+    const gpu_collective *job;
     fsdp_world *world;
     fsdp_mesh *mesh;
     fsdp_comm *comm;
@@ -52,6 +45,15 @@ static size_t out_count(const collective_rank *self)
     return (size_t)(self->job->count * (gathers(self) ? fsdp_world_size(self->world) : 1));
 }
 
+/* Numbers with few bits have the same sum in every order. */
+static void fill_input(collective_rank *self, int rank)
+{
+    float *data = self->host[rank];
+    gpu_fill_f32(data, in_count(self), self->job->results->options.seed + (uint64_t)rank, false);
+    for (size_t i = 0; self->job->is_exact && i < in_count(self); i++)
+        data[i] = truncf(data[i] * 256) / 256 + 0.0F; /* no -0 */
+}
+
 static fsdp_status open_rank(collective_rank *self, fsdp_error *err)
 {
     const int64_t ranks = fsdp_world_size(self->world);
@@ -70,8 +72,7 @@ static fsdp_status open_rank(collective_rank *self, fsdp_error *err)
         self->host[i] = fsdp_alloc_pages(in_size);
         is_whole = is_whole && self->host[i];
         if (self->host[i])
-            gpu_fill_f32(self->host[i], in_count(self),
-                         self->job->results->options.seed + (uint64_t)i, false);
+            fill_input(self, i);
     }
     return is_whole ? FSDP_OK : fsdp_fail_memory(err, "the buffers of a collective");
 }
@@ -158,19 +159,34 @@ static fsdp_status time_runs(const collective_rank *self, double *seconds, fsdp_
     return FSDP_OK;
 }
 
-static fsdp_status run_collective(void *context, fsdp_world *world, fsdp_error *err)
+/* Of the host, for a call: the stream does the work later. */
+static fsdp_status time_calls(const collective_rank *self, double *seconds_out, fsdp_error *err)
 {
-    collective_job *job = context;
+    FSDP_TRY(fsdp_ctl_barrier(fsdp_world_ctl(self->world), err));
+    const double began = gpu_now();
+    for (int i = 0; i < GPU_CALLS; i++)
+        FSDP_TRY(call_once(self, err));
+    *seconds_out = (gpu_now() - began) / GPU_CALLS;
+    return wait(self, err);
+}
+
+fsdp_status gpu_run_collective(void *context, fsdp_world *world, fsdp_error *err)
+{
+    gpu_collective *job = context;
     collective_rank self = {.job = job, .world = world};
-    double seconds[GPU_RUNS];
+    double seconds[GPU_RUNS], host_seconds = 0;
     fsdp_status status = open_rank(&self, err);
     status = fsdp_ctl_agree(fsdp_world_ctl(world), status, err);
     if (status == FSDP_OK)
         status = see_result(&self, err);
     if (status == FSDP_OK)
         status = time_runs(&self, seconds, err);
-    if (status == FSDP_OK && fsdp_world_rank(world) == 0)
-        memcpy(job->seconds, seconds, sizeof seconds);
+    if (status == FSDP_OK)
+        status = time_calls(&self, &host_seconds, err);
+    if (status == FSDP_OK && fsdp_world_rank(world) == 0) {
+        job->seconds = gpu_median(seconds, GPU_RUNS);
+        job->host_seconds = host_seconds;
+    }
     close_rank(&self);
     return status;
 }
@@ -185,9 +201,11 @@ static void check_collective(gpu_results *results, int ranks, fsdp_collective_ki
                              const char *name)
 {
     const double most = 256 << 20, bytes = (double)results->options.bytes;
-    collective_job job = {.results = results, .kind = kind, .name = name};
-    gpu_ranks run = {
-        .count = ranks, .device = results->options.device, .body = run_collective, .context = &job};
+    gpu_collective job = {.results = results, .kind = kind};
+    gpu_ranks run = {.count = ranks,
+                     .device = results->options.device,
+                     .body = gpu_run_collective,
+                     .context = &job};
     gpu_row *row = gpu_add_wanted_row(results, "collective/%d-ranks/%s", ranks, name);
     fsdp_error err = {0};
     if (!row)
@@ -196,7 +214,7 @@ static void check_collective(gpu_results *results, int ranks, fsdp_collective_ki
     job.count = (int64_t)(row->size / sizeof(float) / ranks);
     fsdp_status status = gpu_ranks_run(&run, &err);
     if (status == FSDP_OK) {
-        row->seconds = gpu_median(job.seconds, GPU_RUNS);
+        row->seconds = job.seconds;
         gpu_rate_row(results, row, traffic(kind, (double)job.count * sizeof(float), ranks),
                      results->ceilings.device_copy);
     }
@@ -220,11 +238,11 @@ static const char *const reason = "rank 1 of gpu-check gives up";
 /* Rank 1 aborts, or waits for more than a deadline; the others return what `see` expects. */
 static fsdp_status fail_one(void *context, fsdp_world *world, fsdp_error *err)
 {
-    collective_job *job = context;
+    gpu_collective *job = context;
     collective_rank self = {.job = job, .world = world};
     const fsdp_error why = {.status = FSDP_ERR_CANCELLED, .text = "rank 1 of gpu-check gives up"};
     bool aborts = job->count == GPU_RANK_ABORTS;
-    collective_job call = *job;
+    gpu_collective call = *job;
     call.count = 1024;
     self.job = &call;
     fsdp_status status = open_rank(&self, err);
@@ -242,7 +260,7 @@ static fsdp_status fail_one(void *context, fsdp_world *world, fsdp_error *err)
 
 fsdp_status gpu_check_failure(gpu_results *results, int how, fsdp_error *err)
 {
-    collective_job job = {.results = results, .kind = FSDP_ALL_GATHER, .count = how};
+    gpu_collective job = {.results = results, .kind = FSDP_ALL_GATHER, .count = how};
     gpu_ranks run = {.count = 2,
                      .device = results->options.device,
                      .deadline_s = DEADLINE_S,
@@ -258,33 +276,5 @@ fsdp_status gpu_check_failure(gpu_results *results, int how, fsdp_error *err)
         gpu_fail_row(row, "rank 0 ends with status %d: %s", seen->status, seen->text);
     else if (!strstr(seen->text, aborts ? reason : "rank 1"))
         gpu_fail_row(row, "rank 0 does not name the reason: %s", seen->text);
-    return FSDP_OK;
-}
-
-/* --- NCCL ------------------------------------------------------------------------------------- */
-
-fsdp_status gpu_check_nccl(gpu_results *results, int argument, fsdp_error *err)
-{
-    collective_job job = {.results = results, .kind = FSDP_ALL_GATHER, .count = 1 << 20};
-    gpu_ranks run = {.count = 2,
-                     .device = results->options.device,
-                     .comm = "nccl",
-                     .body = run_collective,
-                     .context = &job};
-    gpu_row *row = gpu_add_row(results, "nccl/2-ranks/all-gather");
-    (void)argument;
-    row->size = 2.0 * (double)job.count * sizeof(float);
-    fsdp_status status = gpu_ranks_run(&run, err);
-    if (status == FSDP_ERR_USAGE && !run.has_run)
-        gpu_skip_row(row, "ranks over NCCL do not start here (the reason is above): %s", err->text);
-    else if (status == FSDP_ERR_USAGE && strstr(err->text, "refuses several ranks on one GPU"))
-        gpu_skip_row(row, "%s", err->text);
-    else
-        gpu_end_row(row, status, err);
-    if (status == FSDP_OK) {
-        row->seconds = gpu_median(job.seconds, GPU_RUNS);
-        gpu_rate_row(results, row, traffic(job.kind, row->size / 2, 2),
-                     results->ceilings.device_copy);
-    }
     return FSDP_OK;
 }

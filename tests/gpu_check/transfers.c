@@ -2,7 +2,7 @@
  * State between the device and the host: copies to staging memory, saves in the background beside
  * training, and loads from files. See gpu_check.h.
  */
-#include "tests/gpu_check/gpu_ranks.h"
+#include "tests/gpu_check/gpu_steps.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -11,26 +11,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/core/mem.h"
 #include "base/core/pool.h"
 #include "base/io/io.h"
 #include "statedict/transfer/pipeline.h"
-#include "tests/support/nets/toy.h"
 #include <fsdp/async_save.h>
 
 enum { BLOCKS = 64, SAVES = 3, LOADS = 5, READ = 8 << 20, MOST_FILES = 64 };
 
 static const double call_seconds = 5e-3; /* of a save whose copies run under the next steps */
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
 
 /* 10 GB, as the goals say; 1 GB when it should be quick; or as much as the data of a kernel, when that is
  * small. At most a quarter of the device's memory, since gathers and gradients come on top. */
@@ -135,101 +126,20 @@ fsdp_status gpu_check_staging(gpu_results *results, int argument, fsdp_error *er
     return FSDP_OK;
 }
 
-/* --- a model with its optimizer --------------------------------------------------------------- */
-
-enum { LAYERS = 8, STATE_COPIES = 3 }; /* a parameter and two moments */
-
-typedef struct state_job {
-    gpu_results *results;
-    gpu_row *rows[4];
-} state_job;
-
-static fsdp_status build(toy *net, fsdp_world *world, const gpu_results *results, fsdp_error *err)
-{
-    const int64_t ranks = fsdp_world_size(world);
-    const size_t each = (size_t)gpu_state_bytes(results) / STATE_COPIES / LAYERS / sizeof(float);
-    const int64_t shape[] = {(int64_t)(each / 256 > 0 ? each / 256 : 1), 256};
-    const fsdp_adamw_opts adamw = {.lr = 1e-3, .weight_decay = 0.01};
-    FSDP_TRY(toy_begin_in(net, world, 1, &ranks, (const char *[]){"dp"}, err));
-    FSDP_TRY(toy_add_weights(net, LAYERS, 2, shape, err));
-    FSDP_TRY(toy_wrap(net, err));
-    return toy_add_adamw(net, &adamw, err);
-}
-
-static fsdp_status step(toy *net, fsdp_error *err)
-{
-    FSDP_TRY(toy_forward(net, NULL, err));
-    FSDP_TRY(toy_backward(net, toy_touch_grad, err));
-    return fsdp_optim_step(net->optim, err);
-}
-
-/* --- steps by the device's time --------------------------------------------------------------- */
-
-/* The host gives a step while the device does the one before, as in training: it is never idle in between. */
-typedef struct step_times {
-    void *timers[2], *native;
-    int given; /* since the device was idle */
-    double seconds[GPU_RUNS];
-    int count; /* known */
-} step_times;
-
-static fsdp_status open_times(step_times *times, toy *net, fsdp_error *err)
-{
-    fsdp_stream *stream = net->root->context->streams[FSDP_STREAM_COMPUTE];
-    *times = (step_times){.native = stream->device->ops->native(stream)};
-    for (int i = 0; i < 2; i++)
-        times->timers[i] = gpu_timer_create();
-    return times->timers[0] && times->timers[1]
-               ? FSDP_OK
-               : fsdp_fail(err, FSDP_ERR_LIMIT, "no events to time with");
-}
-
-static void close_times(step_times *times)
-{
-    gpu_timer_free(times->timers[0]);
-    gpu_timer_free(times->timers[1]);
-}
-
-static bool wants_step(const step_times *times)
-{
-    return times->count < GPU_RUNS - 1; /* the last one comes with end_steps */
-}
-
-static fsdp_status read_time(step_times *times, int step, fsdp_error *err)
-{
-    const double seconds = gpu_timer_seconds(times->timers[step % 2]);
-    if (seconds < 0)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the device's events do not tell the time");
-    times->seconds[times->count++] = seconds;
-    return FSDP_OK;
-}
-
-/* Waits for the step before. */
-static fsdp_status give_step(step_times *times, toy *net, fsdp_error *err)
-{
-    const int number = times->given++;
-    bool is_timed = gpu_timer_begin(times->timers[number % 2], times->native);
-    FSDP_TRY(step(net, err));
-    if (!gpu_timer_end(times->timers[number % 2], times->native) || !is_timed)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the device records no events");
-    return number > 0 ? read_time(times, number - 1, err) : FSDP_OK;
-}
-
-static fsdp_status end_steps(step_times *times, fsdp_error *err)
-{
-    const int given = times->given;
-    times->given = 0;
-    return given > 0 ? read_time(times, given - 1, err) : FSDP_OK;
-}
-
 /* --- saves in the background ------------------------------------------------------------------ */
 
 enum { STALL, CALL, STEP, WORST_STEP, SAVE_ROWS };
 
 static const char *const save_rows[SAVE_ROWS] = {"stall", "call", "step", "worst-step"};
 
+typedef struct state_job {
+    gpu_results *results;
+    gpu_row *rows[4];
+} state_job;
+
 typedef struct save_times {
-    step_times alone, beside;
+    double alone; /* the median of steps without saves */
+    gpu_step_times beside;
     double stalls[SAVES];
     int save_count;
     int64_t bytes;
@@ -244,9 +154,9 @@ static fsdp_status save_once(toy *net, fsdp_async_saver *saver, const gpu_option
     fsdp_root_save_opts opts = {.save.step = &number, .save.overwrite = true};
     snprintf(path, sizeof path, "%s/async", options->work);
     FSDP_TRY(fsdp_async_save(saver, path, &opts, err));
-    while (!fsdp_async_save_is_done(saver) && wants_step(&times->beside))
-        FSDP_TRY(give_step(&times->beside, net, err));
-    FSDP_TRY(end_steps(&times->beside, err));
+    while (!fsdp_async_save_is_done(saver) && gpu_wants_step(&times->beside))
+        FSDP_TRY(gpu_give_step(&times->beside, net, err));
+    FSDP_TRY(gpu_end_steps(&times->beside, err));
     FSDP_TRY(fsdp_async_save_wait(saver, &report, err));
     times->stalls[times->save_count++] = report.stall_ms * 1e-3;
     times->bytes = report.bytes;
@@ -258,12 +168,8 @@ static fsdp_status save_all(toy *net, const gpu_options *options, save_times *ti
 {
     const fsdp_async_opts opts = {.allow_equal = true};
     fsdp_async_saver *saver = NULL;
-    FSDP_TRY(open_times(&times->alone, net, err));
-    FSDP_TRY(open_times(&times->beside, net, err));
-    FSDP_TRY(step(net, err));
-    while (wants_step(&times->alone))
-        FSDP_TRY(give_step(&times->alone, net, err));
-    FSDP_TRY(end_steps(&times->alone, err));
+    FSDP_TRY(gpu_time_steps(net, &times->alone, err));
+    FSDP_TRY(gpu_open_times(&times->beside, net, err));
     FSDP_TRY(fsdp_async_saver_create(net->root, &opts, &saver, err));
     fsdp_status status = FSDP_OK;
     for (int i = 0; i < SAVES && status == FSDP_OK; i++)
@@ -288,18 +194,17 @@ static void judge_steps(const state_job *job, save_times *times)
 {
     const gpu_results *results = job->results;
     gpu_row *step = job->rows[STEP], *worst = job->rows[WORST_STEP];
-    step_times *beside = &times->beside;
+    gpu_step_times *beside = &times->beside;
     if (beside->count == 0) {
         gpu_skip_row(step, "the saves were over before a step had ended");
         gpu_skip_row(worst, "the saves were over before a step had ended");
         return;
     }
-    const double alone = gpu_median(times->alone.seconds, times->alone.count);
     const double copies = (double)times->bytes / results->ceilings.to_host;
     step->seconds = gpu_median(beside->seconds, beside->count); /* sorts */
     worst->seconds = beside->seconds[beside->count - 1];
-    gpu_rate_row(results, step, 1, 1 / alone);
-    gpu_rate_row(results, worst, 1, 1 / (alone + copies));
+    gpu_rate_row(results, step, 1, 1 / times->alone);
+    gpu_rate_row(results, worst, 1, 1 / (times->alone + copies));
 }
 
 static fsdp_status save_beside_steps(void *context, fsdp_world *world, fsdp_error *err)
@@ -307,11 +212,10 @@ static fsdp_status save_beside_steps(void *context, fsdp_world *world, fsdp_erro
     const state_job *job = context;
     save_times times = {0};
     toy net = {0};
-    fsdp_status status = build(&net, world, job->results, err);
+    fsdp_status status = gpu_build_state(&net, world, job->results, err);
     if (status == FSDP_OK)
         status = save_all(&net, &job->results->options, &times, err);
-    close_times(&times.alone);
-    close_times(&times.beside);
+    gpu_close_times(&times.beside);
     toy_free(&net);
     FSDP_TRY(status);
     judge_saves(job, &times);
@@ -402,10 +306,10 @@ static fsdp_status measure_reading(const char *folder, double *rate_out, fsdp_er
     read_job job = {.readers = (size_t)fsdp_block_readers_within(0, 0, false)};
     double bytes = 0;
     fsdp_status status = open_shards(&job, folder, err);
-    const double began = now();
+    const double began = gpu_now();
     if (status == FSDP_OK)
         status = fsdp_parallel((int)job.readers, job.readers, read_share, &job, err);
-    const double seconds = now() - began;
+    const double seconds = gpu_now() - began;
     for (int i = 0; i < job.count; i++) {
         bytes += (double)job.sizes[i];
         close(job.files[i]);
@@ -423,9 +327,9 @@ static fsdp_status measure_loads(toy *net, const state_job *job, const char *pat
     FSDP_TRY(measure_reading(path, &rate, err)); /* now it is in the page cache */
     FSDP_TRY(measure_reading(path, &rate, err));
     for (int i = 0; i < LOADS; i++) {
-        const double began = now();
+        const double began = gpu_now();
         FSDP_TRY(fsdp_root_load(net->root, path, NULL, err));
-        seconds[i] = now() - began;
+        seconds[i] = gpu_now() - began;
     }
     const fsdp_memory memory = fsdp_root_memory(net->root);
     row->size = (double)(memory.now[FSDP_MEMORY_SHARD] + memory.now[FSDP_MEMORY_OPTIM]);
@@ -441,9 +345,9 @@ static fsdp_status load_state(void *context, fsdp_world *world, fsdp_error *err)
     char path[4096];
     toy net = {0};
     snprintf(path, sizeof path, "%s/loads", job->results->options.work);
-    fsdp_status status = build(&net, world, job->results, err);
+    fsdp_status status = gpu_build_state(&net, world, job->results, err);
     if (status == FSDP_OK)
-        status = step(&net, err);
+        status = gpu_step(&net, err);
     if (status == FSDP_OK)
         status = measure_loads(&net, job, path, err);
     toy_free(&net);
