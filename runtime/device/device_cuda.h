@@ -21,8 +21,8 @@ fsdp_status fsdp_device_cuda_find(const char *name, fsdp_error *err);
 extern const fsdp_device_kernels fsdp_device_cuda_kernels;
 
 enum { FSDP_CUDA_DRIVER = 64 };
-/* What a program that is built with a runtime of CUDA (12090: 12.9) needs, spelled as "NVIDIA driver 530.30.02
- * or later". Returns the newest CUDA version that the least such driver supports. */
+/* Spells what a runtime of CUDA (12090: 12.9) needs: "NVIDIA driver 530.30.02 or later". Returns the CUDA
+ * version of the least such driver. */
 int fsdp_cuda_needed_driver(int runtime, char spelled_out[FSDP_CUDA_DRIVER]);
 
 /* --- for kernels ------------------------------------------------------------------------------ */

@@ -257,6 +257,17 @@ static fsdp_status connect_again(fsdp_group *group, int k, fsdp_error *err)
     return connect(group, dims, k, false, &group->again, err);
 }
 
+/* group->ranks has the shard groups. */
+static void note_hosts(const fsdp_group *group)
+{
+    const int64_t ranks = fsdp_mesh_size(group->roles.mesh);
+    const fsdp_rank_groups groups = {.ranks = group->ranks,
+                                     .size = group->shard_size,
+                                     .count = (int)(ranks / group->shard_size)};
+    if (group->shard_size > 1)
+        fsdp_world_note_hosts(group->context->world, &groups, group->name);
+}
+
 fsdp_status fsdp_group_connect(fsdp_group *group, fsdp_error *err)
 {
     const fsdp_mesh *mesh = group->roles.mesh;
@@ -266,6 +277,7 @@ fsdp_status fsdp_group_connect(fsdp_group *group, fsdp_error *err)
     group->shard_rank = (int)local_index(mesh, shard, group->context->world->rank);
     if (group->shard_size > 1)
         FSDP_TRY(connect(group, shard, group->shard_size, false, &group->shard, err));
+    note_hosts(group);
     group->reduce = group->shard;
     if (group->shard_size > 1 && group->settings->is_separate)
         FSDP_TRY(connect(group, shard, group->shard_size, true, &group->reduce, err));

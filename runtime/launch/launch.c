@@ -649,6 +649,11 @@ void fsdp_launch_note(int rank, const char *finding, const char *names)
     fprintf(stderr, "fsdp: rank %d, --check: %s: %s\n", rank, finding, names);
 }
 
+static void warn(const char *text)
+{
+    fprintf(stderr, "fsdp: %s\n", text);
+}
+
 /* What NCCL and CUDA read when they start, before there are threads that read the environment. NCCL from
  * 2.30 on serves two ranks on one GPU when it is told to; with CUDA's usual 8 queues a collective of one
  * of them may wait after one of the other that waits for it. */
@@ -676,6 +681,7 @@ int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *context)
     int code;
     if (status == FSDP_OK) {
         const fsdp_launch_job job = {.options = &options, .body = body, .context = context};
+        options.warn = options.is_quiet ? NULL : warn;
         report_choice(&options, &place);
         set_gpu_environment(&options);
         code = run(&job, &place, mode);

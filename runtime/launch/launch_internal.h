@@ -36,6 +36,7 @@ typedef struct fsdp_launch_options {
     const char *trace;         /* NULL: none */
     bool check;
     bool is_verbose, is_quiet; /* by FSDP_VERBOSE; neither when it is not set */
+    void (*warn)(const char *text);    /* a line on standard error; NULL: FSDP_VERBOSE is 0 */
     const char *host;          /* FSDP_HOST_ID: equal on ranks of one host; NULL: detected */
     const char *np_name, *threads_name, *comm_name;    /* how they were given: "--np", "FSDP_NP" */
     int argc;                  /* the program's remaining arguments */

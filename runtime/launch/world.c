@@ -294,6 +294,7 @@ void fsdp_world_parts_release(const fsdp_world_parts *parts)
         parts->transport->ops->close(parts->transport);
     fsdp_ctl_free(parts->ctl);
     fsdp_device_close(parts->device);
+    fsdp_free(parts->hosts);
     (void)!fsdp_trace_close(parts->trace, NULL);
 }
 
@@ -698,39 +699,107 @@ fsdp_comm *fsdp_world_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim, in
 typedef struct gpu_survey {
     int gpus, most;  /* together; the most ranks that share one */
     fsdp_gpu shared; /* one that so many share */
+    int hidden[2];   /* two ranks of a host that see no GPU but their own; equal: there are none */
 } gpu_survey;
 
-/* Equal on ranks that use one GPU. */
+/* A rank's. */
 typedef struct gpu_place {
     uint64_t host;
-    char bus[FSDP_GPU_BUS];
+    fsdp_gpu gpu;
 } gpu_place;
 
-/* Collective. */
-static fsdp_status survey_gpus(const fsdp_world_parts *parts, gpu_survey *out, fsdp_error *err)
+static bool is_same_gpu(const gpu_place *a, const gpu_place *b)
+{
+    return a->host == b->host && strcmp(a->gpu.bus, b->gpu.bus) == 0;
+}
+
+static bool hide_from_each_other(const gpu_place *a, const gpu_place *b)
+{
+    return a->host == b->host && !is_same_gpu(a, b) && a->gpu.visible == 1 && b->gpu.visible == 1;
+}
+
+static void note_place(const gpu_place *all, int i, int ranks, gpu_survey *out)
+{
+    int before = 0, same = 0;
+    while (!is_same_gpu(&all[before], &all[i]))
+        before++;
+    out->gpus += before == i;
+    for (int j = before; j < ranks; j++) {
+        same += is_same_gpu(&all[j], &all[i]);
+        if (hide_from_each_other(&all[i], &all[j]) && out->hidden[0] == out->hidden[1])
+            out->hidden[0] = i, out->hidden[1] = j;
+    }
+    if (same <= out->most)
+        return;
+    out->most = same;
+    out->shared = all[i].gpu;
+}
+
+/* Collective. Keeps the hosts of all ranks. */
+static fsdp_status survey_gpus(fsdp_world_parts *parts, gpu_survey *out, fsdp_error *err)
 {
     const int ranks = fsdp_ctl_size(parts->ctl);
     gpu_place mine, *all = fsdp_alloc((size_t)ranks, sizeof *all);
     memset(&mine, 0, sizeof mine);
     mine.host = parts->host;
-    snprintf(mine.bus, sizeof mine.bus, "%s", parts->device->ops->choose_gpu(parts->device)->bus);
-    fsdp_status status = all ? FSDP_OK : fsdp_fail_memory(err, "the GPUs of all ranks");
+    mine.gpu = *parts->device->ops->choose_gpu(parts->device);
+    parts->hosts = fsdp_alloc((size_t)ranks, sizeof *parts->hosts);
+    fsdp_status status =
+        all && parts->hosts ? FSDP_OK : fsdp_fail_memory(err, "the GPUs of all ranks");
     status = fsdp_ctl_agree_allgather(parts->ctl, status, &mine, sizeof mine, all, err);
     *out = (gpu_survey){0};
     for (int i = 0; i < ranks && status == FSDP_OK; i++) {
-        int before = 0, same = 0;
-        while (memcmp(&all[before], &all[i], sizeof *all) != 0)
-            before++;
-        out->gpus += before == i;
-        for (int j = before; j < ranks; j++)
-            same += memcmp(&all[j], &all[i], sizeof *all) == 0;
-        if (same <= out->most)
-            continue;
-        out->most = same;
-        memcpy(out->shared.bus, all[i].bus, sizeof out->shared.bus);
+        note_place(all, i, ranks, out);
+        parts->hosts[i] = all[i].host;
     }
     fsdp_free(all);
     return status;
+}
+
+/* CUDA cannot map memory of a GPU that a cgroup hides from the process, so NCCL takes a slower way. */
+static void warn_of_hidden(const fsdp_world_parts *parts, const gpu_survey *gpus)
+{
+    char text[300];
+    if (gpus->hidden[0] == gpus->hidden[1] || !parts->warn || fsdp_ctl_rank(parts->ctl) != 0)
+        return;
+    snprintf(text, sizeof text,
+             "ranks %d and %d are on one host, and each sees no GPU but its own: if cgroups hide "
+             "the others, NCCL moves data through the host's memory; show each rank all GPUs of "
+             "its host (srun --gpus-per-node, without --gpus-per-task)",
+             gpus->hidden[0], gpus->hidden[1]);
+    parts->warn(text);
+}
+
+static int count_hosts_of(const fsdp_world *world, const int *ranks, int size)
+{
+    const uint64_t *hosts = world->parts.hosts;
+    int count = 0;
+    for (int i = 0; i < size; i++) {
+        int before = 0;
+        while (hosts[ranks[before]] != hosts[ranks[i]])
+            before++;
+        count += before == i;
+    }
+    return count;
+}
+
+void fsdp_world_note_hosts(fsdp_world *world, const fsdp_rank_groups *groups, const char *unit)
+{
+    char text[500];
+    if (!world->parts.hosts || !world->parts.warn || world->rank != 0 || world->has_noted_hosts)
+        return;
+    int hosts = 1;
+    for (int i = 0; i < groups->count && hosts == 1; i++)
+        hosts = count_hosts_of(world, groups->ranks + i * groups->size, groups->size);
+    if (hosts == 1)
+        return;
+    world->has_noted_hosts = true;
+    snprintf(text, sizeof text,
+             "the %d ranks that shard unit %s are on %d hosts, so each gather goes over the "
+             "network; if the GPUs of one host have room for the state, a mesh of hosts and of "
+             "the ranks of a host keeps gathers there (docs/gpu.md, \"NCCL\")",
+             groups->size, unit, hosts);
+    world->parts.warn(text);
 }
 
 /* Kernels of a GPU do not reach the memory of another one. */
@@ -768,9 +837,8 @@ static fsdp_status refuse_crowd(const gpu_survey *gpus, fsdp_error *err)
 
 /* Collective: whether collectives of the ranks' device go over NCCL, which processes need, and threads that
  * have several GPUs. FSDP_ERR_USAGE: the --comm that was asked for does not move memory of GPUs. */
-static fsdp_status launch_decide_nccl(const fsdp_launch_options *options,
-                                      const fsdp_world_parts *parts, bool *uses_nccl_out,
-                                      bool *shares_gpu_out, fsdp_error *err)
+static fsdp_status launch_decide_nccl(const fsdp_launch_options *options, fsdp_world_parts *parts,
+                                      bool *uses_nccl_out, bool *shares_gpu_out, fsdp_error *err)
 {
     const bool is_gpu = parts->device->ops->native, is_asked = options->comm == FSDP_COMM_NCCL;
     const int ranks = fsdp_ctl_size(parts->ctl);
@@ -779,6 +847,7 @@ static fsdp_status launch_decide_nccl(const fsdp_launch_options *options,
     if (ranks == 1 || !is_gpu)
         return FSDP_OK;
     FSDP_TRY(survey_gpus(parts, &gpus, err));
+    warn_of_hidden(parts, &gpus);
     *shares_gpu_out = gpus.most > 1;
     if (options->threads > 0)
         FSDP_TRY(decide_threads(options, ranks, gpus.gpus, uses_nccl_out, err));
@@ -1015,6 +1084,7 @@ int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_transport *
     fsdp_world_parts parts = {.ctl = ctl,
                               .transport = transport,
                               .check = job->options->check,
+                              .warn = job->options->warn,
                               .deadline_ms = job->options->deadline_ms};
     const char *outer = fsdp_ctl_begin_public(ctl, "fsdp_launch");
     fsdp_status status = fill_parts(job->options, &parts, &err);

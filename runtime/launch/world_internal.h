@@ -12,12 +12,14 @@
 typedef struct fsdp_world_parts {
     int local_rank, local_size;
     uint64_t host;             /* equal on ranks of one host */
+    uint64_t *hosts;           /* of all ranks, where they have GPUs; else NULL */
     fsdp_ctl *ctl;
     fsdp_transport *transport;
     fsdp_device *device;
     fsdp_trace *trace;         /* NULL: none */
     bool check;
     int deadline_ms;
+    void (*warn)(const char *text);    /* NULL: nobody reads warnings */
 } fsdp_world_parts;
 
 /* A communicator that several streams share: its collectives run in the order in which the host issues them,
@@ -48,6 +50,7 @@ struct fsdp_world {
     size_t comm_count, comm_room;
     fsdp_error reason;         /* this rank's own failure, if it ends with one; FSDP_OK: none is known */
     bool is_reason_given;      /* by fsdp_world_fail */
+    bool has_noted_hosts;
     fsdp_world_child *children;
 };
 
@@ -68,6 +71,9 @@ void fsdp_world_free(fsdp_world *world);       /* accepts NULL */
 fsdp_status fsdp_world_second_ctl(fsdp_world *world, fsdp_ctl **ctl_out, fsdp_error *err);
 /* A line on standard error, with what --check found: a finding, and the names that it is about. */
 void fsdp_launch_note(int rank, const char *finding, const char *names);
+
+/* Local: rank 0 warns once where a group of GPUs that shards a unit has ranks on several hosts. */
+void fsdp_world_note_hosts(fsdp_world *world, const fsdp_rank_groups *groups, const char *unit);
 
 /* Local. */
 void fsdp_world_adopt(fsdp_world *world, fsdp_world_child *child);

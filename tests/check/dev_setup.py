@@ -146,7 +146,7 @@ def try_gpu_bundle(stand):
            "the toolkit of CUDA 12 is taken", code, said)
     stand.make(toolkit / "bin/nvcc", "echo Cuda compilation tools, release 13.0, V13.0.88")
     code, said, _, _ = stand.dev("gpu-bundle", CUDA_HOME_12=str(toolkit))
-    expect(code == 1 and "is no nvcc of CUDA 12" in said and "cmake" not in said, "CUDA 13 is refused", said)
+    expect(code == 1 and "is not of CUDA 12" in said and "cmake" not in said, "CUDA 13 is refused", said)
 
 
 def main():

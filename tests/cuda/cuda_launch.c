@@ -18,16 +18,31 @@
 #include "runtime/launch/world_internal.h"
 #include "tests/cuda/fake_cudart.h"
 #include "tests/cuda/nccl_streams.h"
+#include "tests/support/nets/toy.h"
 
-enum { FAILED = 99, NCCL_SHARES_GPU = 23000, MOST_WORDS = 12, COUNT = 1000, OUTPUT = 4096 };
+enum {
+    FAILED = 99,
+    NCCL_SHARES_GPU = 23000,
+    MOST_WORDS = 12,
+    OWN_GPUS = 0,
+    COUNT = 1000,
+    OUTPUT = 4096
+};
 
 typedef struct launch_case {
     const char *words; /* options of fsdp_launch */
-    int gpus;
-    int nccl;         /* its version; 0: 2.28.9; -1: there is none */
-    int code;         /* expected, as is text */
-    const char *text; /* of the output */
+    int gpus;          /* OWN_GPUS: a GPU that each process has, and the others do not see */
+    int nccl;          /* its version; 0: 2.28.9; -1: there is none */
+    int code;          /* expected, as is text */
+    const char *text;  /* of the output */
+    const char *once;  /* a line of the output; "": none that warns; NULL: any */
+    bool is_quiet;     /* FSDP_VERBOSE=0 */
+    int host, shard;   /* ranks of a host, and of a unit's shards; 0: no unit is made */
 } launch_case;
+
+#define HIDDEN "fsdp: ranks 0 and 1 are on one host, and each sees no GPU but its own"
+#define SPAN(ranks, hosts) \
+    "fsdp: the " ranks " ranks that shard unit L0 are on " hosts " hosts, so each gather"
 
 static const launch_case cases[] = {
     {"--threads 2 --device cuda", 1, 0, 0, "over threads\n"},
@@ -60,6 +75,16 @@ static const launch_case cases[] = {
     {"--threads 2 --device cpu --comm nccl", 2, 0, 2, "needs --device cuda, not cpu"},
     {"--threads 2 --device cuda:9", 2, 0, 2, "the last GPU of this host is cuda:1"},
     {"--threads 2 --device cuda:", 2, 0, 2, "a number must follow cuda:"},
+    {"--np 2 --device cuda", OWN_GPUS, -1, 2, "FSDP_NCCL_LIB", .once = HIDDEN},
+    {"--np 3 --device cuda", OWN_GPUS, -1, 2, "FSDP_NCCL_LIB", .once = HIDDEN},
+    {"--np 2 --device cuda", OWN_GPUS, -1, 2, "FSDP_NCCL_LIB", .once = "", .is_quiet = true},
+    {"--np 2 --device cuda", 2, -1, 2, "FSDP_NCCL_LIB", .once = ""},
+    {"--threads 2 --device cuda", 2, 0, 0, "", SPAN("2", "2"), .host = 1, .shard = 2},
+    {"--threads 4 --device cuda", 4, 0, 0, "", SPAN("4", "2"), .host = 2, .shard = 4},
+    {"--threads 4 --device cuda", 4, 0, 0, "", SPAN("2", "2"), .host = 1, .shard = 2},
+    {"--threads 4 --device cuda", 4, 0, 0, "", .once = "", .host = 2, .shard = 2},
+    {"--threads 2 --device cuda", 2, 0, 0, "", .once = "", .host = 2, .shard = 2},
+    {"--threads 2 --device cuda", 2, 0, 0, "", "", .is_quiet = true, .host = 1, .shard = 2},
 };
 
 /* --- a rank ----------------------------------------------------------------------------------- */
@@ -106,15 +131,34 @@ static fsdp_status use_group(fsdp_world *world, const fsdp_mesh *mesh, fsdp_erro
     return status;
 }
 
+/* As if ranks were on several hosts: each unit's groups are made, and rank 0 notes what they span. */
+static fsdp_status make_units(fsdp_world *world, const launch_case *one, fsdp_error *err)
+{
+    const int64_t shape[] = {fsdp_world_size(world) / one->shard, one->shard}, rows[] = {8, 4};
+    toy net = {0};
+    for (int i = 0; i < fsdp_world_size(world); i++)
+        world->parts.hosts[i] = (uint64_t)(i / one->host);
+    fsdp_status status = toy_begin_in(&net, world, 2, shape, (const char *[]){"rep", "dp"}, err);
+    if (status == FSDP_OK)
+        status = toy_add_weights(&net, 2, 2, rows, err);
+    if (status == FSDP_OK)
+        status = toy_wrap(&net, err);
+    toy_free(&net);
+    return status;
+}
+
 static int run_rank(void *context, fsdp_world *world, int argc, char **argv)
 {
+    const launch_case *one = context;
     const int64_t shape[] = {fsdp_world_size(world)};
     fsdp_error err = {0};
     fsdp_mesh *mesh = NULL;
-    (void)context, (void)argc, (void)argv;
+    (void)argc, (void)argv;
     fsdp_status status = fsdp_world_mesh(world, 1, shape, (const char *[]){"dp"}, &mesh, &err);
     if (status == FSDP_OK)
         status = use_group(world, mesh, &err);
+    if (status == FSDP_OK && one->shard > 0)
+        status = make_units(world, one, &err);
     fsdp_mesh_free(mesh);
     return status == FSDP_OK ? 0 : fsdp_error_report(&err);
 }
@@ -138,9 +182,12 @@ _Noreturn static void run_here(const launch_case *one)
     snprintf(words, sizeof words, "%s", one->words);
     for (char *word; (word = strsep(&rest, " ")) && argc < MOST_WORDS;)
         argv[argc++] = word;
-    fake_cudart_begin(&(fake_cudart_plan){.devices = one->gpus});
+    fake_cudart_begin(
+        &(fake_cudart_plan){.devices = one->gpus, .is_hidden = one->gpus == OWN_GPUS});
+    if (one->is_quiet)
+        setenv("FSDP_VERBOSE", "0", 1);
     set_nccl(one->nccl);
-    int code = fsdp_launch(argc, argv, run_rank, NULL);
+    int code = fsdp_launch(argc, argv, run_rank, (void *)one);
     const char *misuse = fake_cudart_end();
     if (misuse)
         printf("%s\n", misuse);
@@ -155,6 +202,23 @@ static void read_output(int from, char output[OUTPUT])
     while (size + 1 < OUTPUT && (got = read(from, output + size, OUTPUT - 1 - size)) > 0)
         size += (size_t)got;
     output[size] = '\0';
+}
+
+static int count_in(const char *output, const char *text)
+{
+    int count = 0;
+    for (const char *at = output; (at = strstr(at, text)); at += strlen(text))
+        count++;
+    return count;
+}
+
+/* One line that warns, or none. */
+static bool warns_as_expected(const launch_case *one, const char *output)
+{
+    if (!one->once)
+        return true;
+    const int lines = count_in(output, "fsdp: ranks ") + count_in(output, "fsdp: the ");
+    return one->once[0] ? lines == 1 && count_in(output, one->once) == 1 : lines == 0;
 }
 
 static bool run_case(const launch_case *one)
@@ -176,10 +240,12 @@ static bool run_case(const launch_case *one)
     read_output(ends[0], output);
     close(ends[0]);
     bool is_right = child > 0 && waitpid(child, &how, 0) == child && WIFEXITED(how) &&
-                    WEXITSTATUS(how) == one->code && strstr(output, one->text);
+                    WEXITSTATUS(how) == one->code && strstr(output, one->text) &&
+                    warns_as_expected(one, output);
     if (!is_right)
-        printf("%s, %d GPUs, NCCL %d: exit code %d, not %d, or no '%s' in:\n%s\n", one->words,
-               one->gpus, one->nccl, WEXITSTATUS(how), one->code, one->text, output);
+        printf("%s, %d GPUs, NCCL %d: exit code %d, not %d, or no '%s', or not '%s' in:\n%s\n",
+               one->words, one->gpus, one->nccl, WEXITSTATUS(how), one->code, one->text,
+               one->once ? one->once : "", output);
     return is_right;
 }
 

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MOST_FUNCTIONS = 64, STAGED = 65536, GARBAGE = 0xb7 };
 
@@ -234,7 +235,8 @@ static int count_devices(void)
 cudaError_t cudaGetDeviceCount(int *count)
 {
     CALL();
-    if (plan.driver != 0 && plan.driver / 1000 < CUDART_VERSION / 1000)
+    bool is_too_old = plan.driver != 0 && plan.driver / 1000 < CUDART_VERSION / 1000;
+    if (plan.driver < 0 || (is_too_old && !plan.takes_any_driver))
         return fail(cudaErrorInsufficientDriver);
     *count = count_devices();
     return *count > 0 ? cudaSuccess : fail(cudaErrorNoDevice);
@@ -256,7 +258,8 @@ cudaError_t cudaDeviceGetPCIBusId(char *pciBusId, int len, int device)
     CALL();
     if (device < 0 || device >= count_devices())
         return fail(cudaErrorInvalidDevice);
-    snprintf(pciBusId, (size_t)len, "FA0E:%02X:00.0", device); /* no device of this host */
+    const unsigned domain = plan.is_hidden ? 0x8000 | ((unsigned)getpid() & 0x7fff) : 0xFA0E;
+    snprintf(pciBusId, (size_t)len, "%04X:%02X:00.0", domain, device); /* none of this host */
     return cudaSuccess;
 }
 

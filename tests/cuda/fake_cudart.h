@@ -26,11 +26,13 @@ typedef struct fake_cudart_plan {
     int devices;               /* 0: one; negative: none */
     int major, minor;          /* compute capability; 0: 9.0 */
     int driver;                /* 0: as new as the toolkit; negative: no driver; else its version: 12040 */
+    bool takes_any_driver;     /* as runtimes of 12 take one of 12.0; else those of its major version */
     const char *fail_call;     /* "cudaMalloc"; NULL: none */
     int fail_at;               /* 1: its first call */
     int fail_work_at;          /* 1: the first work of all streams; 0: none */
     int fail_code;             /* a cudaError_t */
     const char *ignore_call;   /* calls of this function succeed and do nothing; NULL: none */
+    bool is_hidden;            /* each process has a GPU of its own, and sees no other one */
     bool is_open;              /* the host may touch device memory, as managed memory */
 } fake_cudart_plan;
 

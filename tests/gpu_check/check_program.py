@@ -101,15 +101,15 @@ def check_gpus():
     skipped = {f"scaling/8-gpus/{name}": "it takes 8 GPUs, and CUDA shows 2" for name in names}
     for name in (f"scaling/2-gpus/{name}" for name in names):
         row = run.rows.get(name)
-        expect(row and row[7] == "yes" and row[3] != "-" and row[4] != "-", f"{run.text}: {row}: {run.output}")
-    expect({name: run.rows[name][8] for name in run.results("skipped")} == skipped, f"{run.text}: {run.output}")
+        expect(row and row[7] == "yes" and "-" not in (row[3], row[4]), f"{run.text}: {row}: {run.output}")
+    found = {name: run.rows[name][8] for name in run.results("skipped")}
+    expect(found == skipped, f"{run.text}: {run.output}")
     expect(run.rows["scaling/2-gpus/step"][6] != "-", f"{run.text}: it is not compared with one GPU")
-    run = Run("--bytes", "64k", "--only", "scaling/2-gpus/step")
-    run.expect_end(0)
-    expect(run.rows["scaling/2-gpus/step"][8] == "it takes 2 GPUs, and CUDA shows 1", f"{run.text}: {run.output}")
-    run = Run("--bytes", "64k", "--only", "scaling/2-gpus/step", FAKE_GPU="two", FSDP_NCCL_LIB="/no/such/library")
-    run.expect_end(0)
-    expect("do not start here" in run.rows["scaling/2-gpus/step"][8], f"{run.text}: {run.output}")
+    without = {"FAKE_GPU": "two", "FSDP_NCCL_LIB": "/no/such/library"}
+    for environment, reason in [({}, "it takes 2 GPUs, and CUDA shows 1"), (without, "do not start here")]:
+        run = Run("--bytes", "64k", "--only", "scaling/2-gpus/step", **environment)
+        run.expect_end(0)
+        expect(reason in run.rows["scaling/2-gpus/step"][8], f"{run.text}: {run.output}")
 
 
 def milliseconds(run, name):
@@ -158,8 +158,8 @@ def check_refusals():
         run = Run(*arguments)
         expect(run.exit in (2, 3) and run.errors and not run.output, f"{run.text}: exit code {run.exit}")
     run = Run("--version")
-    expect(run.exit == 0 and re.search(r"\nCUDA \d+\.\d, which needs NVIDIA driver \d+\.\d\d\.\d\d or later\n",
-                                       run.output), f"{run.text}: {run.output}")
+    needed = re.search(r"\nCUDA \d+\.\d, which needs NVIDIA driver \d+\.\d\d\.\d\d or later\n", run.output)
+    expect(run.exit == 0 and needed, f"{run.text}: {run.output}")
     run = Run("--json", "/missing/rows.json")
     expect(run.exit == 3 and "'/missing/rows.json' (--json)" in run.errors and not run.output,
            f"{run.text}: exit code {run.exit}: {run.output}{run.errors}")

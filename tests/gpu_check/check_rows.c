@@ -8,8 +8,8 @@
 
 #include "base/core/mem.h"
 
-/* The least achieved / bound of rows whose names begin so; the first that fits counts. A stall or a worst step
- * of at most 1.1 times the bound's is 1 / 1.1, a step of at most 1.02 times is 1 / 1.02. */
+/* The least achieved / bound of rows whose names begin so; the first that fits counts. A stall or a worst
+ * step of at most 1.1 times the bound's is 1 / 1.1, a step of at most 1.02 times is 1 / 1.02. */
 static const struct {
     const char *begin;
     double goal;

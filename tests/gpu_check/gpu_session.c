@@ -76,7 +76,7 @@ fsdp_status gpu_session_lead(gpu_session *session, fsdp_error *err)
     return gpu_session_alloc(session, session->lead_size, &session->lead, err);
 }
 
-/* Some 0.3 ms of a GPU with a memory of 4 TB/s. */
+/* It takes some 0.3 ms at 4 TB/s. */
 static void give_lead(const gpu_session *session)
 {
     for (int i = 0; i < 16 && session->lead; i++)

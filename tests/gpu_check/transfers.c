@@ -300,7 +300,7 @@ static fsdp_status open_shards(read_job *job, const char *folder, fsdp_error *er
     return status;
 }
 
-/* Bytes per second of reading all shards of a checkpoint. */
+/* Returns bytes per second, of all shards of a checkpoint. */
 static fsdp_status measure_reading(const char *folder, double *rate_out, fsdp_error *err)
 {
     read_job job = {.readers = (size_t)fsdp_block_readers_within(0, 0, false)};
