@@ -17,6 +17,7 @@
 #include "base/core/pool.h"
 #include "base/io/io.h"
 #include "statedict/transfer/pipeline.h"
+#include "statedict/transfer/read_target.h"
 #include <fsdp/async_save.h>
 
 enum { BLOCKS = 64, SAVES = 3, LOADS = 5, READ = 8 << 20, MOST_FILES = 64 };
@@ -300,10 +301,18 @@ static fsdp_status open_shards(read_job *job, const char *folder, fsdp_error *er
     return status;
 }
 
+/* As many as a load into a device's memory has. */
+static int count_readers(void)
+{
+    const int64_t each = fsdp_block_reader_bytes(false) + FSDP_READ_SLOTS_BYTES;
+    const int64_t most = FSDP_MEMORY_DEFAULT / each, cores = fsdp_pool_cores();
+    return (int)(cores < most ? cores : most);
+}
+
 /* Returns bytes per second, of all shards of a checkpoint. */
 static fsdp_status measure_reading(const char *folder, double *rate_out, fsdp_error *err)
 {
-    read_job job = {.readers = (size_t)fsdp_block_readers_within(0, 0, false)};
+    read_job job = {.readers = (size_t)count_readers()};
     double bytes = 0;
     fsdp_status status = open_shards(&job, folder, err);
     const double began = gpu_now();
