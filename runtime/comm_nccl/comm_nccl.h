@@ -13,8 +13,8 @@
  * calls its operations; no other room includes this header.
  *
  * The inner transport connects the same ranks over the host (threads, shared memory, TCP or MPI). It carries
- * NCCL's unique ids, calls without a stream (host memory: the norm of a clipping), the comparison of --check,
- * and what the watches tell each other. NCCL carries nothing else than tensors.
+ * NCCL's unique ids, calls without a stream (host memory: whether gradients are finite), the comparison of
+ * --check, and what the watches tell each other. NCCL carries nothing else than tensors.
  *
  * Creation must not block: the watch aborts it when a rank is lost. Calls must: for each call of a
  * communicator that does not block, NCCL (2.23.4 and later) starts a thread. So one communicator of all
@@ -26,11 +26,11 @@
  * were given and are not done: after each, its stream sets a flag in staging memory. The watch of each rank
  * wakes several times per second, asks NCCL for errors, and exchanges a beat with the others' watches, which
  * a dead or stopped rank misses; the inner transport names that rank. Beyond 64 ranks beats go through one
- * rank per host, once per second. A call without progress for a deadline
- * is late: then the watches compare how far the members have come, and name the one that did not make the
- * call, or made another one. NCCL may take minutes to make a communicator and to connect it in its first
- * call: when all members have come to such a call, it has a deadline of its own. The first failure of a group
- * is kept on all its members, and the watch aborts NCCL's communicator, so that waiting kernels end.
+ * rank per host, once per second. A call without progress for a deadline is late: then the watches compare
+ * how far the members have come, and name the one that did not make the call, or made another one. NCCL may
+ * take minutes to make a communicator and to connect it in its first call: when all members have come to
+ * such a call, it has a deadline of its own. The first failure of a group is kept on all its members, and
+ * the watch aborts NCCL's communicator, so that waiting kernels end.
  */
 #ifndef FSDP_COMM_NCCL_H
 #define FSDP_COMM_NCCL_H
@@ -70,6 +70,7 @@ typedef struct nccl_group {
     nccl_transport *transport;
     struct nccl_group *next;
     fsdp_comm *comm, *inner;
+    bool is_creator;
     uint64_t id;               /* its number among all groups, those of other ranks, too */
     pthread_mutex_t calling;   /* one thread calls NCCL with the communicator; taken before `lock` */
     fsdp_nccl_comm handle;     /* NULL: not made yet, or aborted */

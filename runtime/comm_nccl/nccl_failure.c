@@ -107,6 +107,7 @@ static fsdp_nccl_result await_reason(nccl_group *group, fsdp_nccl_result result)
 fsdp_status fsdp_nccl_await(nccl_group *group, fsdp_nccl_result result, fsdp_error *err)
 {
     fsdp_error why = {0};
+    bool has_noticed = result == FSDP_NCCL_REMOTE_ERROR;
     result = await_reason(group, result);
     for (unsigned naps = 0; result == FSDP_NCCL_IN_PROGRESS; naps++) {
         if (fsdp_nccl_group_has_failed(group, &why)) {
@@ -116,9 +117,10 @@ fsdp_status fsdp_nccl_await(nccl_group *group, fsdp_nccl_result result, fsdp_err
         }
         fsdp_nccl_nap(naps);
         pthread_mutex_lock(&group->calling);
-        if (group->handle)
+        if (group->handle && !has_noticed) /* one that blocks reports success again */
             result = fsdp_nccl_poll(group);
         pthread_mutex_unlock(&group->calling);
+        has_noticed |= result == FSDP_NCCL_REMOTE_ERROR;
         result = await_reason(group, result);
     }
     return result == FSDP_NCCL_SUCCESS ? FSDP_OK : fsdp_nccl_fail(group->transport, result, err);

@@ -176,7 +176,7 @@ static nccl_progress progress_of(nccl_transport *transport, uint64_t id, uint64_
         if (number >= group->done && number < group->issued) {
             const nccl_pending *late = &group->pending[number % FSDP_NCCL_PENDING];
             mine.header = late->header;
-            mine.is_starting = number <= FIRST_CALL || group->comm == transport->creator;
+            mine.is_starting = number <= FIRST_CALL || group->is_creator;
             mine.waits_ms = mine.is_starting ? fsdp_now_ms() - late->since_ms : 0;
         }
         pthread_mutex_unlock(&group->lock);

@@ -99,7 +99,7 @@ static void *nccl_alloc(fsdp_transport *base, size_t size)
     block->next = transport->blocks;
     transport->blocks = block;
     for (nccl_group *group = transport->groups; group; group = group->next)
-        if (group->comm != transport->creator)
+        if (!group->is_creator)
             register_block(block, group);
     pthread_mutex_unlock(&transport->memory);
     return block->data;
@@ -686,7 +686,9 @@ static fsdp_status prepare(nccl_transport *transport, const int *ranks, int size
         ranks += size;
         id++;
     }
-    return create_group(transport, made->comm, id, &made->group, err);
+    FSDP_TRY(create_group(transport, made->comm, id, &made->group, err));
+    made->group->is_creator = transport->nccl->CommSplit && !transport->creator;
+    return FSDP_OK;
 }
 
 /* Takes the inner group. */
@@ -798,9 +800,9 @@ static bool finalize(nccl_group *group)
 static void end_handle(nccl_group *group, bool has_failed)
 {
     const fsdp_nccl *nccl = group->transport->nccl;
+    nccl_deregister_blocks(group);
     if (!group->handle)
         return;
-    nccl_deregister_blocks(group);
     for (uint64_t i = 0; i < FSDP_NCCL_FACTORS && i < group->factors_made; i++)
         (void)nccl->RedOpDestroy(group->factors[i].op, group->handle);
     if (!has_failed && finalize(group))
@@ -822,7 +824,6 @@ static void nccl_comm_close(fsdp_comm *comm)
     fsdp_nccl_await_told(group);
     unregister_group(group);
     end_handle(group, has_failed || fsdp_nccl_group_has_failed(group, NULL));
-    nccl_deregister_blocks(group); /* of one that was aborted */
     drain_aborted(group);
     free_group(group);
     comm->backend = NULL;

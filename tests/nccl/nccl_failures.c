@@ -145,6 +145,22 @@ static void notices_a_lost_rank(void)
                FSDP_ERR_PEER, 0, "remote process exited");
 }
 
+/* The call of a rank whose connection broke does not succeed meanwhile. */
+static fsdp_status notices_in_its_call(nccl_rank *rank, fsdp_error *err)
+{
+    fsdp_status status = give_call(rank, err);
+    if (rank->rank == 0)
+        return status;
+    return await_failure(rank, err);
+}
+
+static void notices_a_lost_rank_at_once(void)
+{
+    plan((fake_nccl_plan){.rank = 0, .fail_at = 1, .fail_code = FSDP_NCCL_REMOTE_ERROR});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = notices_in_its_call},
+               FSDP_ERR_PEER, 0, "remote process exited");
+}
+
 /* Rank 1 dies a moment after NCCL of the other ranks has noticed that a rank is gone, without its number. */
 static fsdp_status die_slowly(nccl_rank *rank, fsdp_error *err)
 {
@@ -519,6 +535,7 @@ static const test_case cases[] = {
     {"fails_in_a_part", fails_in_a_part},
     {"fails_later", fails_later},
     {"lost_rank", notices_a_lost_rank},
+    {"lost_rank_at_once", notices_a_lost_rank_at_once},
     {"names_a_lost_rank", names_a_lost_rank},
     {"never_comes", never_comes},
     {"chain", finds_the_end_of_a_chain},
