@@ -105,7 +105,8 @@ typedef struct fsdp_clip_opts {
  * 1e-6)). opts NULL: all zero, which only measures. Collective over all ranks of the root's meshes.
  *
  * norm_out NULL: the host does not wait for a GPU. The gradients stay as they are; the optimizers' steps
- * multiply them, without rounding those of bf16 and f16 first, and must come before the next backward. */
+ * multiply them, without rounding those of bf16 and f16 first, and must come before the next backward; a root
+ * without an optimizer is FSDP_ERR_USAGE. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts,
                                                            double *norm_out, fsdp_error *err);
 

@@ -3,7 +3,6 @@
 #include "base/core/given.h"
 #include "base/core/mem.h"
 #include "runtime/context/work.h"
-#include "runtime/step/step.h"
 #include "statedict/sd/layout_internal.h"
 
 #include <math.h>
@@ -202,8 +201,8 @@ static fsdp_status clip_check_done(const fsdp_root *root, const char *call, fsdp
     if (!root->clipping.is_pending)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "cannot %s: the gradients wait to be clipped by the optimizer's step; step "
-                     "first, or drop them by fsdp_root_zero_grad",
+                     "cannot %s: the gradients wait to be clipped by a step; step first, or call "
+                     "fsdp_root_zero_grad",
                      call);
 }
 
@@ -322,10 +321,8 @@ fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts
     FSDP_NEED(err, root);
     fsdp_clip_opts given = opts ? *opts : (fsdp_clip_opts){0};
     FSDP_TRY(fsdp_root_ready(root, err));
-    if (given.norm_type == 0)
-        given.norm_type = 2;
-    if (given.max_norm == 0)
-        given.max_norm = INFINITY;
+    given.norm_type = given.norm_type == 0 ? 2 : given.norm_type;
+    given.max_norm = given.max_norm == 0 ? INFINITY : given.max_norm;
     if (!(given.norm_type > 0) || !(given.max_norm >= 0))
         return fsdp_fail(err, FSDP_ERR_USAGE, "cannot clip gradients to %g in the norm %g",
                          given.max_norm, given.norm_type);
@@ -334,8 +331,11 @@ fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts
                          "cannot clip gradients inside a step; call fsdp_root_end_backward first");
     FSDP_TRY(fsdp_root_check_reduced(root, "clip_grad_norm", err));
     FSDP_TRY(clip_check_done(root, "clip gradients", err));
-    FSDP_TRY(
-        fsdp_root_done(root, "fsdp_root_clip_grad_norm", clip(root, &given, norm_out, err), err));
+    if (!norm_out && isfinite(given.max_norm) && !root->optims)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "cannot clip at a step without an optimizer; pass norm_out");
+    fsdp_status status = clip(root, &given, norm_out, err);
+    FSDP_TRY(fsdp_root_done(root, "fsdp_root_clip_grad_norm", status, err));
     if (norm_out && !isfinite(*norm_out) && given.error_if_nonfinite)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "the norm of the gradients is %g", *norm_out);
     return FSDP_OK;
