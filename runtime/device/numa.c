@@ -71,7 +71,7 @@ static bool find_near(const char *sys, int node, cpu_set_t *near)
 static bool has_policy(void)
 {
     int mode = MPOL_DEFAULT;
-    return syscall(SYS_get_mempolicy, &mode, NULL, 0, NULL, 0) != 0 || mode != MPOL_DEFAULT;
+    return syscall(SYS_get_mempolicy, &mode, NULL, 0, NULL, 0) == 0 && mode != MPOL_DEFAULT;
 }
 
 bool fsdp_numa_bind(const char *sys, const char *bus)
