@@ -494,7 +494,8 @@ static int64_t tell_tokenizer(const noting *note)
     else if (note->facts->lacks_tokenizer)
         fsdp_text_addf(
             note->text,
-            "neither tokenizer.json nor tokenizer.model is next to config.json, and llama.cpp runs "
+            "no tokenizer (tokenizer.json, tokenizer.model, spiece.model) is next to config.json, "
+            "and llama.cpp runs "
             "no model without a tokenizer; take one from a directory with --copy-from DIR");
     return note->facts->lacks_tokenizer;
 }

@@ -597,7 +597,7 @@ static fsdp_status refuse_type(const map_choice *choice, const named_target *tar
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "cannot write '%s' as %s: the map '%s' does not take all of its tensors; "
                          "list those with --map %s, and leave out what is not needed with --drop "
-                         "REGEX",
+                         "REGEX, or use --copy-from with the config of this model",
                          choice->from->path, target->title, known->name, known->name);
     list_types(target->layout, &types);
     fsdp_status st =

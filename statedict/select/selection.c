@@ -155,8 +155,8 @@ static fsdp_status fail_dtype(const char *text, const char *option, fsdp_error *
 {
     if (is_mixture(text))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "%s: '%.40s' is not supported; did you mean 'q8_0' or 'q4_0' (--to gguf)? "
-                         "llama-quantize of llama.cpp makes it from a GGUF file in bf16",
+                         "%s: '%.40s' is a name for blocks, of which --dtype q8_0 and --dtype q4_0 "
+                         "make some (--to gguf); make others with llama-quantize of llama.cpp",
                          option, text);
     fsdp_text known = {0};
     for (size_t i = 0; fsdp_castable_at(i); i++)

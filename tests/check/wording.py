@@ -16,17 +16,17 @@ OTHERS = ("tests/golden/", "tests/fuzz/corpus/", "tests/cli/cases/", "tests/chec
           "docs/style.md")
 NO_VERB = "sentences without a verb"
 WORDS = {  # the word: its pattern, and how often it may occur
-    "is no X": (r"(?<!there )\b(?:is|are|was|were) no(?: |ne of )(?!longer|more)", 57),
-    "behind": (r"\bbehind\b", 45),
-    "beside": (r"\bbeside\b", 100),
+    "is no X": (r"(?<!there )\b(?:is|are|was|were) no(?: |ne of )(?!longer|more)", 50),
+    "behind": (r"\bbehind\b", 43),
+    "beside": (r"\bbeside\b", 97),
     "go on": (r"\b(?:go|goes|going|went|gone) on\b", 13),
     "turned": (r"\bturned\b(?! (?:on|off|into|out))", 10),
     "room (capacity)": (
-        r"\b(?:ha[sd]|have|more|enough|makes?|leaves?|with|little) room\b|\b[Rr]oom for\b", 8),
+        r"\b(?:ha[sd]|have|more|enough|makes?|leaves?|with|little) room\b|\b[Rr]oom for\b", 7),
     "mathematics": (r"\bmathematics\b", 2),
     "all the same": (r"\ball the same\b", 0),
-    "anew": (r"\banew\b", 19),
-    NO_VERB: (None, 385),
+    "anew": (r"\banew\b", 12),
+    NO_VERB: (None, 382),
 }
 CODE = re.compile(r"/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'", re.S)
 BREAK = re.compile(r"\"\s*\n\s*\"|\n[ \t]*(?:[*#](?!/))?[ \t]*")
