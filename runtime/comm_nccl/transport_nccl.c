@@ -148,6 +148,7 @@ typedef struct nccl_issue {
     nccl_group *group;
     const fsdp_nccl *nccl;
     const fsdp_collective *call;
+    fsdp_nccl_comm handle; /* as it was when the call began: the watch may take that of the group */
     fsdp_nccl_stream stream;
     fsdp_nccl_dtype dtype;
     size_t element, unit; /* bytes of an element; units of an element */
@@ -226,9 +227,9 @@ static fsdp_nccl_result make_factor(nccl_issue *issue)
     const fsdp_rect cast = fsdp_rect_line(scalar, call->dtype, &call->factor, FSDP_F64, 1);
     fsdp_rects_copy(&cast, 1);
     if (group->factors_made >= FSDP_NCCL_FACTORS)
-        (void)issue->nccl->RedOpDestroy(place->op, group->handle);
+        (void)issue->nccl->RedOpDestroy(place->op, issue->handle);
     fsdp_nccl_result result = issue->nccl->RedOpCreatePreMulSum(
-        &place->op, scalar, issue->dtype, FSDP_NCCL_HOST_IMMEDIATE, group->handle);
+        &place->op, scalar, issue->dtype, FSDP_NCCL_HOST_IMMEDIATE, issue->handle);
     if (result != FSDP_NCCL_SUCCESS)
         return result;
     place->dtype = call->dtype;
@@ -282,7 +283,7 @@ static fsdp_nccl_result gather(nccl_issue *issue)
     const nccl_group *group = issue->group;
     if (!call->counts)
         return issue->nccl->AllGather(call->in, call->out, (size_t)call->count * issue->unit,
-                                      issue->dtype, group->handle, issue->stream);
+                                      issue->dtype, issue->handle, issue->stream);
     fsdp_nccl_result result = issue->nccl->GroupStart();
     for (int i = 0; i < group->comm->size; i++) {
         if (call->counts[i] == 0)
@@ -291,7 +292,7 @@ static fsdp_nccl_result gather(nccl_issue *issue)
         const void *from = i == group->comm->rank ? call->in : part;
         result = first_of(result,
                           issue->nccl->Broadcast(from, part, (size_t)call->counts[i] * issue->unit,
-                                                 issue->dtype, i, group->handle, issue->stream));
+                                                 issue->dtype, i, issue->handle, issue->stream));
     }
     return first_of(result, issue->nccl->GroupEnd());
 }
@@ -302,7 +303,7 @@ static fsdp_nccl_result reduce_scatter(nccl_issue *issue)
     const nccl_group *group = issue->group;
     if (!call->counts)
         return issue->nccl->ReduceScatter(call->in, call->out, (size_t)call->count, issue->dtype,
-                                          issue->op, group->handle, issue->stream);
+                                          issue->op, issue->handle, issue->stream);
     fsdp_nccl_result result = issue->nccl->GroupStart();
     for (int i = 0; i < group->comm->size; i++) {
         if (call->counts[i] == 0)
@@ -310,7 +311,7 @@ static fsdp_nccl_result reduce_scatter(nccl_issue *issue)
         void *to = i == group->comm->rank ? call->out : NULL;
         result = first_of(result, issue->nccl->Reduce(in_at(issue, fsdp_comm_place(call, i)), to,
                                                       (size_t)call->counts[i], issue->dtype,
-                                                      issue->op, i, group->handle, issue->stream));
+                                                      issue->op, i, issue->handle, issue->stream));
     }
     return first_of(result, issue->nccl->GroupEnd());
 }
@@ -318,7 +319,7 @@ static fsdp_nccl_result reduce_scatter(nccl_issue *issue)
 static fsdp_nccl_result all_reduce(nccl_issue *issue)
 {
     return issue->nccl->AllReduce(issue->call->in, issue->call->out, (size_t)issue->call->count,
-                                  issue->dtype, issue->op, issue->group->handle, issue->stream);
+                                  issue->dtype, issue->op, issue->handle, issue->stream);
 }
 
 /* The root's own data stays where it is. */
@@ -328,7 +329,7 @@ static fsdp_nccl_result broadcast(nccl_issue *issue)
     bool is_root = call->root == issue->group->comm->rank;
     void *data = is_root ? (void *)call->in : call->out;
     return issue->nccl->Broadcast(data, data, (size_t)call->count * issue->unit, issue->dtype,
-                                  call->root, issue->group->handle, issue->stream);
+                                  call->root, issue->handle, issue->stream);
 }
 
 static fsdp_nccl_result all_to_all(nccl_issue *issue)
@@ -341,12 +342,12 @@ static fsdp_nccl_result all_to_all(nccl_issue *issue)
         if (call->counts[i] > 0)
             result = first_of(
                 result, issue->nccl->Send(in_at(issue, from), (size_t)call->counts[i] * issue->unit,
-                                          issue->dtype, i, group->handle, issue->stream));
+                                          issue->dtype, i, issue->handle, issue->stream));
         if (call->out_counts[i] > 0)
             result =
                 first_of(result, issue->nccl->Recv(out_at(issue, to),
                                                    (size_t)call->out_counts[i] * issue->unit,
-                                                   issue->dtype, i, group->handle, issue->stream));
+                                                   issue->dtype, i, issue->handle, issue->stream));
         from += call->counts[i];
         to += call->out_counts[i];
     }
@@ -381,7 +382,8 @@ static fsdp_status issue_call(nccl_issue *issue, const fsdp_comm_header *header,
     uint64_t number = 0;
     FSDP_TRY(fsdp_nccl_begin(group, header, &number, err));
     pthread_mutex_lock(&group->calling);
-    if (group->handle) /* else await returns the failure */
+    issue->handle = group->handle;
+    if (issue->handle) /* else await returns the failure */
         result = start(issue);
     pthread_mutex_unlock(&group->calling);
     fsdp_status status = fsdp_nccl_await(group, result, err);
@@ -551,6 +553,8 @@ static fsdp_status join(nccl_group *group, fsdp_error *err)
 {
     const nccl_transport *transport = group->transport;
     fsdp_nccl_config config = make_config(transport, false);
+    if (group->is_creator) /* before 2.22 NCCL makes the buffers of all blocks at once */
+        config.maxCTAs = 1;
     fsdp_nccl_id id;
     FSDP_TRY(share_id(group, &id, err));
     (void)transport->device->ops->choose_gpu(transport->device); /* NCCL takes this thread's */
