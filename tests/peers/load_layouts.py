@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 sys.path.append(str(Path(__file__).resolve().parents[1] / "cli"))
 import layouts  # noqa: E402
 
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # kernels of another processor round otherwise
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # kernels of another processor round otherwise
 
 
 def load_transformers(out, case):
