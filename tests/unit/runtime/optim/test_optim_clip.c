@@ -191,6 +191,10 @@ static fsdp_status refuse_waiting(mixed_net *net, world_rank *rank, fsdp_error *
     double norm;
     (void)rank;
     FSDP_TRY(fsdp_scaler_create(NULL, &scaler, err));
+    FSDP_TRY(give_grads(net, err));
+    EXPECT_REFUSAL(fsdp_root_clip_grad_norm(net->root, &opts, NULL, why),
+                   "cannot clip at a step without an optimizer");
+    fsdp_root_zero_grad(net->root);
     FSDP_TRY(fsdp_sgd_create(net->root, NULL, &optim, err));
     FSDP_TRY(give_grads(net, err));
     EXPECT_REFUSAL(fsdp_root_grad_norm(net->root, 0, &norm, why),
