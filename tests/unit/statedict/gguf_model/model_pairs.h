@@ -55,6 +55,13 @@ static inline int64_t number(const char *name)
     return value && value->kind == FSDP_VALUE_I64 ? value->as.i64 : -1;
 }
 
+/* 0 or 1; -1: there is none. */
+static inline int flag(const char *name)
+{
+    const fsdp_value *value = find(name);
+    return value && value->kind == FSDP_VALUE_BOOL ? value->as.boolean : -1;
+}
+
 static inline const char *text_of(const fsdp_value *value)
 {
     return value && value->kind == FSDP_VALUE_STRING ? value->as.bytes.data : "";

@@ -1,12 +1,8 @@
 /* T5, an encoder and a decoder with a tokenizer of the model Unigram, as key-value pairs of GGUF and back. */
 #include "base/core/mem.h"
-#include "statedict/gguf_model/gguf_values.h"
-#include "statedict/models/config.h"
 #include "tests/support/piece_file.h"
+#include "tests/unit/statedict/gguf_model/model_pairs.h"
 
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static const char *const usual[] = {"\"model_type\": \"t5\"",
@@ -23,28 +19,15 @@ static const char *const usual[] = {"\"model_type\": \"t5\"",
 /* A map of the characters whose replacement is "": its trie has 8 bytes. */
 #define CHARSMAP "\x08\0\0\0trietrie\0"
 
-static char directory[64];
 static fsdp_text model;
-static fsdp_named_values values;
-static fsdp_gguf_found found;
-static fsdp_sd *tensors;
-static fsdp_error err;
 
-static void begin(void)
-{
-    strcpy(directory, "/tmp/fsdp-t5-XXXXXX");
-    cr_assert(mkdtemp(directory));
-}
-
-static void end(void)
+static void release(void)
 {
     fsdp_text_release(&model);
-    fsdp_named_values_release(&values);
-    fsdp_sd_free(tensors);
-    cr_assert_eq(fsdp_io_remove_tree(NULL, directory, &err), FSDP_OK);
+    end();
 }
 
-TestSuite(gguf_t5, .init = begin, .fini = end);
+TestSuite(gguf_t5, .init = begin, .fini = release);
 
 static void put(const char *name, const char *data, size_t size)
 {
@@ -54,11 +37,9 @@ static void put(const char *name, const char *data, size_t size)
 }
 
 /* The pairs of a T5 whose config.json has these members, and the usual ones of other names. */
-static fsdp_status read_with(const char *members)
+static fsdp_status read_t5(const char *members)
 {
     fsdp_text text = {0};
-    fsdp_config_file file;
-    const fsdp_gguf_model what = {.config = &file, .directory = directory, .sd = tensors};
     fsdp_text_addf(&text, "{%s", members);
     for (size_t i = 0; i < sizeof usual / sizeof *usual; i++) {
         char key[64];
@@ -67,13 +48,9 @@ static fsdp_status read_with(const char *members)
             fsdp_text_addf(&text, "%s%s", text.size > 1 ? ", " : "", usual[i]);
     }
     fsdp_text_addf(&text, "}");
+    config = text.data;
     fsdp_named_values_release(&values);
-    fsdp_status st =
-        text.failed ? FSDP_ERR_LIMIT : fsdp_config_parse(text.data, text.size, NULL, &file, &err);
-    if (st == FSDP_OK)
-        st = fsdp_gguf_values(fsdp_io_posix(), &what, &values, &found, &err);
-    if (!text.failed)
-        fsdp_config_release(&file);
+    fsdp_status st = text.failed ? FSDP_ERR_LIMIT : read_all();
     fsdp_text_release(&text);
     return st;
 }
@@ -82,27 +59,6 @@ static void expect_refusal(fsdp_status st, fsdp_status wanted, const char *why)
 {
     cr_assert_eq(st, wanted, "%s: %s", why, err.text);
     cr_assert_not_null(strstr(err.text, why), "%s, not: %s", why, err.text);
-}
-
-static const fsdp_value *find(const char *name)
-{
-    for (size_t i = 0; i < values.count; i++)
-        if (strcmp(values.items[i].name, name) == 0)
-            return &values.items[i].value;
-    return NULL;
-}
-
-static int64_t number(const char *name)
-{
-    const fsdp_value *value = find(name);
-    return value && value->kind == FSDP_VALUE_I64 ? value->as.i64 : -1;
-}
-
-/* 0 or 1; -1: there is none. */
-static int flag(const char *name)
-{
-    const fsdp_value *value = find(name);
-    return value && value->kind == FSDP_VALUE_BOOL ? value->as.boolean : -1;
 }
 
 static void add_tensor(const char *name, int64_t rows, int64_t columns)
@@ -130,7 +86,7 @@ static void add_layers(void)
 
 Test(gguf_t5, a_config_gives_the_numbers_of_encoder_and_decoder)
 {
-    cr_assert_eq(read_with(""), FSDP_OK, "%s", err.text);
+    cr_assert_eq(read_t5(""), FSDP_OK, "%s", err.text);
     cr_expect_eq(number("t5.block_count"), 3);
     cr_expect_eq(number("t5.decoder_block_count"), 2);
     cr_expect_eq(number("t5.context_length"), 512, "that of llama.cpp's converter");
@@ -141,7 +97,7 @@ Test(gguf_t5, a_config_gives_the_numbers_of_encoder_and_decoder)
     cr_expect_eq(number("t5.attention.relative_buckets_count"), 20);
     cr_expect_eq(find("t5.attention.layer_norm_rms_epsilon")->as.f64, 0.5);
     cr_expect_eq(number("t5.decoder_start_token_id"), 0, "T5 begins with the token for padding");
-    cr_assert_eq(read_with("\"n_positions\": 77, \"decoder_start_token_id\": 5"), FSDP_OK);
+    cr_assert_eq(read_t5("\"n_positions\": 77, \"decoder_start_token_id\": 5"), FSDP_OK);
     cr_expect_eq(number("t5.context_length"), 77);
     cr_expect_eq(number("t5.decoder_start_token_id"), 5);
 }
@@ -149,21 +105,21 @@ Test(gguf_t5, a_config_gives_the_numbers_of_encoder_and_decoder)
 Test(gguf_t5, numbers_of_the_tensors_contradict_or_complete_those_of_the_config)
 {
     add_layers();
-    cr_assert_eq(read_with(""), FSDP_OK, "%s", err.text);
+    cr_assert_eq(read_t5(""), FSDP_OK, "%s", err.text);
     add_tensor("enc.blk.0.attn_q.weight", 48, 16);
     add_tensor("enc.blk.0.attn_k.weight", 48, 16);
     add_tensor("enc.blk.0.attn_rel_b.weight", 20, 4);
-    cr_assert_eq(read_with("\"d_kv\": null"), FSDP_OK, "%s", err.text);
+    cr_assert_eq(read_t5("\"d_kv\": null"), FSDP_OK, "%s", err.text);
     cr_expect_eq(number("t5.attention.key_length"), 12);
-    expect_refusal(read_with("\"d_kv\": 13"), FSDP_ERR_DAMAGED, "d_kv 13, but");
-    expect_refusal(read_with("\"relative_attention_num_buckets\": 32"), FSDP_ERR_DAMAGED,
+    expect_refusal(read_t5("\"d_kv\": 13"), FSDP_ERR_DAMAGED, "d_kv 13, but");
+    expect_refusal(read_t5("\"relative_attention_num_buckets\": 32"), FSDP_ERR_DAMAGED,
                    "relative_attention_num_buckets 32, but 'enc.blk.0.attn_rel_b.weight' has 20");
-    expect_refusal(read_with("\"num_heads\": 8"), FSDP_ERR_DAMAGED, "num_heads 8");
-    expect_refusal(read_with("\"num_decoder_layers\": 1"), FSDP_ERR_DAMAGED,
+    expect_refusal(read_t5("\"num_heads\": 8"), FSDP_ERR_DAMAGED, "num_heads 8");
+    expect_refusal(read_t5("\"num_decoder_layers\": 1"), FSDP_ERR_DAMAGED,
                    "num_decoder_layers 1, but 'dec.blk.1' has 2");
     add_tensor("dec.blk.2.ffn_up.weight", 24, 16);
     add_tensor("dec.blk.3.ffn_up.weight", 24, 16);
-    expect_refusal(read_with("\"num_decoder_layers\": 4"), FSDP_ERR_USAGE,
+    expect_refusal(read_t5("\"num_decoder_layers\": 4"), FSDP_ERR_USAGE,
                    "3 layers in the encoder and 4 in the decoder");
 }
 
@@ -171,25 +127,25 @@ Test(gguf_t5, a_model_without_a_decoder_is_refused)
 {
     add_tensor("token_embd.weight", 9, 16);
     add_tensor("enc.blk.2.ffn_up.weight", 24, 16);
-    expect_refusal(read_with(""), FSDP_ERR_USAGE, "no tensors of a decoder");
+    expect_refusal(read_t5(""), FSDP_ERR_USAGE, "no tensors of a decoder");
 }
 
 Test(gguf_t5, what_llama_cpp_computes_otherwise_is_refused)
 {
-    expect_refusal(read_with("\"relative_attention_max_distance\": 64"), FSDP_ERR_USAGE,
+    expect_refusal(read_t5("\"relative_attention_max_distance\": 64"), FSDP_ERR_USAGE,
                    "relative_attention_max_distance 64");
-    expect_refusal(read_with("\"is_encoder_decoder\": false"), FSDP_ERR_USAGE,
+    expect_refusal(read_t5("\"is_encoder_decoder\": false"), FSDP_ERR_USAGE,
                    "is_encoder_decoder 0");
     add_layers();
-    expect_refusal(read_with("\"feed_forward_proj\": \"gelu\""), FSDP_ERR_USAGE,
+    expect_refusal(read_t5("\"feed_forward_proj\": \"gelu\""), FSDP_ERR_USAGE,
                    "feed_forward_proj 'gelu'");
-    expect_refusal(read_with("\"feed_forward_proj\": \"gated-gelu\""), FSDP_ERR_USAGE,
+    expect_refusal(read_t5("\"feed_forward_proj\": \"gated-gelu\""), FSDP_ERR_USAGE,
                    "lacks the tensor 'dec.blk.0.ffn_gate.weight' with 'relu'");
-    expect_refusal(read_with("\"dense_act_fn\": \"silu\""), FSDP_ERR_USAGE, "dense_act_fn 'silu'");
+    expect_refusal(read_t5("\"dense_act_fn\": \"silu\""), FSDP_ERR_USAGE, "dense_act_fn 'silu'");
     add_tensor("dec.blk.0.ffn_gate.weight", 24, 16);
-    cr_assert_eq(read_with("\"feed_forward_proj\": \"gated-gelu\", \"dense_act_fn\": \"gelu_new\""),
+    cr_assert_eq(read_t5("\"feed_forward_proj\": \"gated-gelu\", \"dense_act_fn\": \"gelu_new\""),
                  FSDP_OK, "%s", err.text);
-    expect_refusal(read_with(""), FSDP_ERR_USAGE, "has the tensor 'dec.blk.0.ffn_gate.weight'");
+    expect_refusal(read_t5(""), FSDP_ERR_USAGE, "has the tensor 'dec.blk.0.ffn_gate.weight'");
 }
 
 /* --- the way back --- */
@@ -197,7 +153,7 @@ Test(gguf_t5, what_llama_cpp_computes_otherwise_is_refused)
 /* Makes the tensors and pairs of a file, one pair with another value. */
 static void make_file(const char *key, const fsdp_value *other)
 {
-    cr_assert_eq(read_with("\"n_positions\": 77"), FSDP_OK, "%s", err.text);
+    cr_assert_eq(read_t5("\"n_positions\": 77"), FSDP_OK, "%s", err.text);
     add_layers();
     for (size_t i = 0; i < values.count; i++) {
         const char *name = values.items[i].name;
@@ -282,7 +238,7 @@ Test(gguf_t5, the_epsilon_that_llama_cpp_reads_comes_back)
 static fsdp_status read_json(const char *text)
 {
     put("tokenizer.json", text, strlen(text));
-    return read_with("\"eos_token_id\": 1, \"pad_token_id\": 0");
+    return read_t5("\"eos_token_id\": 1, \"pad_token_id\": 0");
 }
 
 static void expect_token(size_t id, const char *text, double score, int64_t type)
@@ -423,7 +379,7 @@ static void make_pieces(bool merges_spaces, bool escapes, bool is_suffix)
 static fsdp_status read_pieces(void)
 {
     put("spiece.model", model.data, model.size);
-    return read_with("");
+    return read_t5("");
 }
 
 Test(gguf_t5, unigram_pieces_are_llama_cpps_t5)
@@ -470,7 +426,7 @@ Test(gguf_t5, memory_that_is_not_there_is_an_error)
     for (int64_t n = 0; st != FSDP_OK && n < 2000; n++) {
         fsdp_named_values_release(&values);
         fsdp_mem_fail_after(n, false);
-        st = read_with("");
+        st = read_t5("");
         fsdp_mem_fail_after(-1, false);
         cr_assert(st == FSDP_OK || st == FSDP_ERR_LIMIT, "%d: %s", (int)st, err.text);
     }

@@ -1,11 +1,7 @@
 /* WordPiece tokenizers and the pooling of encoders as key-value pairs of GGUF, and back. */
 #include "base/core/mem.h"
-#include "statedict/gguf_model/gguf_values.h"
-#include "statedict/models/config.h"
+#include "tests/unit/statedict/gguf_model/model_pairs.h"
 
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define SIGN "\xE2\x96\x81"
@@ -37,25 +33,13 @@ static const char added[] =
     "{\"id\": 3, \"content\": \"[CLS]\", \"special\": true}, "
     "{\"id\": 7, \"content\": \"<t>\", \"special\": false}], ";
 
-static const char *config;
-static char directory[64];
-static fsdp_named_values values;
-static fsdp_error err;
-
-static void begin(void)
+static void begin_bert(void)
 {
     config = bert;
-    strcpy(directory, "/tmp/fsdp-words-XXXXXX");
-    cr_assert(mkdtemp(directory));
+    begin();
 }
 
-static void end(void)
-{
-    fsdp_named_values_release(&values);
-    cr_assert_eq(fsdp_io_remove_tree(NULL, directory, &err), FSDP_OK);
-}
-
-TestSuite(gguf_wordpiece, .init = begin, .fini = end);
+TestSuite(gguf_wordpiece, .init = begin_bert, .fini = end);
 
 static void put(const char *name, const char *text)
 {
@@ -82,7 +66,6 @@ static void put_tokenizer(const char *from, const char *to)
 static fsdp_status make_pairs(void)
 {
     fsdp_config_file file;
-    fsdp_gguf_found found;
     const fsdp_gguf_model model = {.config = &file, .directory = directory};
     fsdp_named_values_release(&values);
     fsdp_status st = fsdp_config_parse(config, strlen(config), NULL, &file, &err);
@@ -98,26 +81,6 @@ static void expect_failure(fsdp_status status, const char *text)
 {
     cr_expect_eq(make_pairs(), status, "%s", text);
     cr_expect_not_null(strstr(err.text, text), "%s", err.text);
-}
-
-static const fsdp_value *find(const char *name)
-{
-    for (size_t i = 0; i < values.count; i++)
-        if (strcmp(values.items[i].name, name) == 0)
-            return &values.items[i].value;
-    return NULL;
-}
-
-static int64_t number(const char *name)
-{
-    const fsdp_value *value = find(name);
-    return value && value->kind == FSDP_VALUE_I64 ? value->as.i64 : -1;
-}
-
-static int flag(const char *name)
-{
-    const fsdp_value *value = find(name);
-    return value && value->kind == FSDP_VALUE_BOOL ? value->as.boolean : -1;
 }
 
 static void expect_tokens(const char *const *tokens, const int64_t *types, size_t count)
@@ -311,7 +274,7 @@ static fsdp_status make_files(fsdp_gguf_files *files)
     return st;
 }
 
-static const char *text_of(const fsdp_gguf_files *files, const char *name)
+static const char *file_text(const fsdp_gguf_files *files, const char *name)
 {
     for (size_t i = 0; i < files->count; i++)
         if (strcmp(files->items[i].name, name) == 0)
@@ -369,7 +332,7 @@ Test(gguf_wordpiece, words_in_brackets_are_no_continuations)
     fsdp_value_release(token(5));
     cr_assert_eq(fsdp_value_set_bytes(token(5), FSDP_VALUE_STRING, "[unused0]", 9, &err), FSDP_OK);
     cr_assert_eq(make_files(&files), FSDP_OK, "%s", err.text);
-    cr_expect_str_eq(text_of(&files, "vocab.txt"),
+    cr_expect_str_eq(file_text(&files, "vocab.txt"),
                      "[PAD]\n[SEP]\n[UNK]\n[CLS]\na\n[unused0]\n##b\n<t>\n");
     fsdp_gguf_files_release(&files);
 }
