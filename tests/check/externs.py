@@ -6,8 +6,8 @@ usage: externs.py REPOSITORY [--list [ROOM]]
 Counts each function that is not static, is declared in a header of the product without FSDP_API, and is
 used by exactly one file besides those that define and declare it, if that file is in the room of the
 definition. A file uses a function that it names outside comments and texts (a header: apart from its
-declaration); files are those of the product, not tests. Functions that a macro defines and variants of a
-kernel, which several files define, are not counted.
+declaration), and one that an inline function of a header calls for it; files are those of the product, not
+tests. Functions that a macro defines and variants of a kernel, which several files define, are not counted.
 
 --list prints them by room, with the file that defines and the one that uses each; externs that no other file
 of the product uses (tests alone) follow.
@@ -23,9 +23,11 @@ from rooms import SOURCES, room, sources
 
 ROOT = Path(sys.argv[1])
 FOLDERS = ["base", "kernels", "formats", "statedict", "runtime", "tools"]
-LIMIT = 377
+LIMIT = 374
 
 NOT_CODE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.S)
+INLINE = re.compile(r"^(?:__attribute__\(\(always_inline\)\) )?static inline\b[^;{}]*?"
+                    r"\b(\w+)\([^;{}]*\)\s\{(?:\n(.*?)^\}|(.*?)\}$)", re.M | re.S)
 
 
 def code(path):
@@ -57,18 +59,34 @@ def private_externs(files, text):
             yield name, next(iter(homes)), headers
 
 
+def uses(files, text):
+    """The files that name each word. What an inline function of a header names, its users name."""
+    named, inside = collections.defaultdict(set), {}
+    for path in files:
+        bodies = [] if path.endswith(SOURCES) else INLINE.findall(text[path])
+        for name, lines, line in bodies:
+            inside[path, name] = set(re.findall(r"\w+", lines + line))
+        for word in re.findall(r"\w+", INLINE.sub(r"\1", text[path]) if bodies else text[path]):
+            named[word].add(path)
+    changed = True
+    while changed: # an inline function may call another one
+        changed = False
+        for (path, name), called in inside.items():
+            for word in called:
+                changed |= not named[name] - {path} <= named[word]
+                named[word] |= named[name] - {path}
+    return named
+
+
 def found():
     """Private externs with at most one user, by room: name, file, and the user or None."""
     files = [str(path.relative_to(ROOT)) for folder in FOLDERS for path in sorted(sources(ROOT / folder))]
     text = {path: code(path) for path in files}
-    named = collections.defaultdict(set)
-    for path in files:
-        for word in re.findall(r"\w+", text[path]):
-            named[word].add(path)
+    named = uses(files, text)
     rooms, total = collections.defaultdict(list), 0
     for name, home, headers in private_externs(files, text):
         total += 1
-        calls = {path for path in headers if len(re.findall(rf"\b{name}\b", text[path])) > 1}
+        calls = {path for path in headers if len(re.findall(rf"\b{name}\b", INLINE.sub("", text[path]))) > 1}
         users = named[name] - {home} - headers | calls
         of = home.split("/")[0], room(home)
         if len(users) == 1:
