@@ -1,22 +1,264 @@
 /*
- * A conversion as an object, and its loop: moves the tensors in slabs, reads them back, hashes the files. See
- * convert_job.h.
+ * A conversion as an object: divides the memory and checks the destination before the first byte, moves the
+ * tensors in slabs, reads them back, hashes the files. See convert_job.h.
  */
-#include "statedict/convert/convert_job.h"
 #include "base/core/given.h"
 #include "base/core/pool.h"
 #include "base/data/box_internal.h"
 #include "base/data/flow.h"
+#include "base/data/name_path.h"
 #include "base/io/io_cache.h"
 #include "base/io/io_direct.h"
 #include "base/io/io_limit.h"
 #include "base/io/io_reuse.h"
 #include "statedict/checkpoint/digests.h"
+#include "statedict/commit/space.h"
+#include "statedict/convert/convert_job.h"
 #include "statedict/manifest/disk_names.h"
 #include "statedict/sd/layout_internal.h"
+#include "statedict/select/relayout.h"
 
 #include <inttypes.h>
 #include <string.h>
+
+/* === planning ================================================================================= */
+
+enum { CHUNK_LEAST = 64 << 10, BUFFERS_LEAST = 8 << 20 };
+
+/* True when the entry has data; for targets without aliases, aliases are tensors. */
+static bool has_data(const convert_job *job, size_t entry)
+{
+    fsdp_entry_kind kind = fsdp_sd_at(job->sd, entry)->kind;
+    return kind == FSDP_ENTRY_TENSOR || (kind == FSDP_ENTRY_ALIAS && !job->format->caps.aliases);
+}
+
+/* The target is compressed, in chunks. */
+static bool encodes_chunks(const convert_job *job)
+{
+    return job->opts.compress && job->format->caps.compresses;
+}
+
+static fsdp_dtype source_dtype(const convert_job *job, size_t entry)
+{
+    const fsdp_sd *from = job->from->manifest.sd;
+    return fsdp_sd_at(from, fsdp_sd_tensor_of(from, job->source[entry]))->dtype;
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+static int64_t budget(const convert_job *job)
+{
+    return job->opts.memory > 0 ? job->opts.memory : FSDP_MEMORY_DEFAULT;
+}
+
+static void limit_threads(convert_job *job, int64_t most)
+{
+    if (most < job->threads)
+        job->threads = most < 1 ? 1 : (int)most;
+}
+
+static int64_t clamp(int64_t value, int64_t least, int64_t most)
+{
+    return value < least ? least : value > most ? most : value;
+}
+
+/* Bytes that do not depend on the budget. */
+static int64_t fixed_room(const convert_job *job, const convert_room *room)
+{
+    enum { TEXT_BYTES = 300 }; /* of an entry in a manifest, in a buffer that doubles its size */
+    int64_t finishing = room->per_thread * job->threads;
+    int64_t publishing = 2 * TEXT_BYTES * (int64_t)fsdp_sd_count(job->sd);
+    return room->fixed + (room->per_thread > 0 && finishing < publishing ? publishing : finishing);
+}
+
+/* Encoders hold twice four chunks per thread, and every file may hold an incomplete chunk. */
+static int64_t encoder_chunks(const convert_job *job)
+{
+    return 8 * job->threads + job->group_files;
+}
+
+/*
+ * A quarter for the records of files, half for slabs, the rest for finishing and checking files. An encoded
+ * target: a quarter for slabs, half for chunks.
+ */
+static void divide_memory(convert_job *job)
+{
+    convert_room room = job->target->room(job);
+    bool encoded = job->from->info.compressed, encodes = encodes_chunks(job);
+    fsdp_reading reading = fsdp_checkpoint_reading(job->from);
+    int64_t memory = budget(job), apart = reading.apart;
+    job->threads = fsdp_block_readers_within(job->opts.threads, memory / 4, encoded);
+    limit_threads(job, reading.threads);
+    if (reading.per_thread > 0)
+        limit_threads(job, memory / 2 / reading.per_thread);
+    memory -= reading.per_thread * job->threads;
+    if (room.per_thread > 0)
+        limit_threads(job, memory / 4 / room.per_thread);
+    if (!job->target->is_ordered)
+        limit_threads(job, apart / room.slab_least);
+    job->workers = encodes ? 1 : job->threads;
+    if (room.fixed > 0) {
+        memory -= fixed_room(job, &room);
+        memory = memory < BUFFERS_LEAST ? BUFFERS_LEAST : memory;
+    }
+    int64_t files = room.per_file > 0 ? memory / 4 / room.per_file : job->file_count;
+    job->group_files = (int)clamp(files, 1, job->file_count);
+    int64_t slab = memory / (encodes ? 4 : 2) / job->threads - fsdp_block_reader_bytes(encoded);
+    apart /= job->target->is_ordered ? 1 : job->threads;
+    job->slab_bytes = clamp(slab < apart ? slab : apart, room.slab_least, room.slab_most);
+    job->chunk_bytes = FSDP_CHUNK_BYTES;
+    while (job->chunk_bytes > memory / 2 / encoder_chunks(job) && job->chunk_bytes > CHUNK_LEAST)
+        job->chunk_bytes /= 2;
+    if (job->opts.chunk_bytes > 0)
+        job->chunk_bytes = job->opts.chunk_bytes;
+}
+
+static int64_t peak_memory(const convert_job *job)
+{
+    convert_room room = job->target->room(job);
+    int64_t worker = job->slab_bytes + fsdp_block_reader_bytes(job->from->info.compressed) +
+                     fsdp_checkpoint_reading(job->from).per_thread;
+    int64_t chunks = encodes_chunks(job) ? job->chunk_bytes * encoder_chunks(job) : 0;
+    return fixed_room(job, &room) + worker * job->workers + chunks +
+           room.per_file * job->group_files;
+}
+
+/* A slab is read in its pieces, column by column if they are columns; every group reads all tensors. */
+static fsdp_status announce_reading(convert_job *job, fsdp_error *err)
+{
+    int64_t apart = fsdp_checkpoint_reading(job->from).apart;
+    bool columns = job->file_count > 1 && job->opts.shard_dim > 0 && job->slab_bytes > apart;
+    bool repeated = columns || job->group_files < job->file_count;
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++)
+        if (has_data(job, i))
+            FSDP_TRY(fsdp_checkpoint_announce(job->from, job->source[i], repeated, err));
+    return FSDP_OK;
+}
+
+/* --- work ----------------------------------------------------------------------- */
+
+static bool is_in_tuple(const fsdp_entry *entry)
+{
+    for (size_t i = 0; i < entry->path_count; i++)
+        if (fsdp_path_in_tuple(entry->path[i]))
+            return true;
+    return false;
+}
+
+static fsdp_status count_work(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+{
+    plan->world = job->world;
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
+        bool is_stored = has_data(job, i);
+        plan->tensors += is_stored;
+        plan->values += entry->kind == FSDP_ENTRY_VALUE;
+        plan->aliases += entry->kind == FSDP_ENTRY_ALIAS && !is_stored;
+        if (!is_stored)
+            continue;
+        job->facts.in_tuples += job->format->caps.lists_tuples && is_in_tuple(entry);
+        entry = fsdp_sd_at(job->sd, fsdp_sd_tensor_of(job->sd, i));
+        int64_t bytes = fsdp_entry_bytes(entry);
+        job->tensor_bytes += bytes;
+        plan->bytes_read += bytes / (int64_t)fsdp_dtype_size(entry->dtype) *
+                            (int64_t)fsdp_dtype_size(source_dtype(job, i));
+    }
+    if (job->world > 1 && job->kind == FSDP_SHARDED)
+        job->facts.short_tensors = fsdp_relayout_count_short(job->sd, job->opts.shard_dim);
+    if (!job->opts.skip_verify)
+        plan->bytes_checked =
+            fsdp_checkpoint_check_bytes(job->from) + fsdp_digests_bytes(job->io, job->from->path);
+    plan->bytes_spooled = fsdp_checkpoint_reading(job->from).spooled;
+    plan->peak_memory = peak_memory(job);
+    return job->target->measure(job, plan, err);
+}
+
+/* Checks the memory for descriptions of many tensors, which the budget does not limit. */
+static fsdp_status check_memory(const convert_job *job, const fsdp_convert_plan *plan,
+                                fsdp_error *err)
+{
+    const int64_t beside = 32 << 20, unit = 1 << 20;
+    int64_t wanted = plan->peak_memory - beside;
+    if (job->opts.memory <= 0 || wanted <= job->opts.memory)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_LIMIT,
+                     "converting %zu entries into %d files takes %" PRId64
+                     " MiB of memory; allow %" PRId64 "M or more",
+                     fsdp_sd_count(job->sd), job->file_count, (plan->peak_memory + unit - 1) / unit,
+                     (wanted + unit - 1) / unit);
+}
+
+/* The result must fit on the disk before work starts; compression is not counted, since it is unknown. */
+static fsdp_status check_space(const convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+{
+    fsdp_space space;
+    int64_t more = plan->bytes_spooled;
+    bool encodes = encodes_chunks(job);
+    if (job->opts.resume && !encodes)
+        more -= fsdp_resume_bytes(job->io, job->to, job->hash);
+    fsdp_volume volume = {.kind = job->kind,
+                          .world = job->file_count,
+                          .compress = encodes,
+                          .with_view = !job->opts.skip_view,
+                          .is_exact = job->format->writer->ops != NULL,
+                          .more = more};
+    plan->bytes_needed =
+        volume.is_exact ? plan->bytes_written + more : fsdp_volume_room(job->sd, &volume);
+    fsdp_status st = fsdp_require_space(job->io, job->to, &volume, plan->bytes_needed, &space, err);
+    plan->free_bytes = space.free_bytes;
+    return st;
+}
+
+/* After a failure because something is at the target: finds out whether it could be replaced. */
+static fsdp_status ask_overwrite(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+{
+    fsdp_error other = {0};
+    if (job->opts.overwrite)
+        return FSDP_ERR_EXISTS;
+    job->opts.overwrite = job->place.overwrite = true;
+    fsdp_status st = job->target->check_place(job, &other);
+    if (st == FSDP_OK)
+        st = check_memory(job, plan, &other);
+    if (st == FSDP_OK)
+        st = check_space(job, plan, &other);
+    job->opts.overwrite = job->place.overwrite = false;
+    plan->may_overwrite = st == FSDP_OK;
+    if (st == FSDP_ERR_EXISTS && err)
+        *err = other;
+    return FSDP_ERR_EXISTS;
+}
+
+static fsdp_status check_chunk(int64_t chunk, fsdp_error *err)
+{
+    if (chunk == 0 || (chunk >= CHUNK_LEAST && chunk <= FSDP_CHUNK_BYTES))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "chunks cannot have %" PRId64 " bytes; %d to %d are allowed", chunk,
+                     (int)CHUNK_LEAST, (int)FSDP_CHUNK_BYTES);
+}
+
+/* Does everything before the first byte is written. */
+static fsdp_status prepare(convert_job *job, const char *from, fsdp_convert_plan *plan,
+                           fsdp_error *err)
+{
+    if (job->format->caps.compresses)
+        FSDP_TRY(check_chunk(job->opts.chunk_bytes, err));
+    FSDP_TRY(fsdp_convert_select(job, from, plan, err));
+    FSDP_TRY(fsdp_checkpoint_set_memory(job->from, job->opts.memory, job->to, err));
+    divide_memory(job);
+    FSDP_TRY(announce_reading(job, err));
+    FSDP_TRY(count_work(job, plan, err));
+    FSDP_TRY(fsdp_plan_note(plan, job, err));
+    fsdp_flow("statedict/convert/convert.c", "plan: %d files, slabs of at most %lld bytes",
+              plan->files, (long long)job->slab_bytes);
+    FSDP_TRY(fsdp_plan_identify(job, job->hash, err));
+    fsdp_status st = job->target->check_place(job, err);
+    if (st == FSDP_ERR_EXISTS)
+        return ask_overwrite(job, plan, err);
+    FSDP_TRY(st);
+    FSDP_TRY(check_memory(job, plan, err));
+    return check_space(job, plan, err);
+}
 
 /* === moving slabs ============================================================================= */
 
@@ -30,7 +272,7 @@ static const fsdp_entry *tensor_at(const convert_job *job, size_t entry)
 
 static int64_t slab_elements(const convert_job *job, size_t entry)
 {
-    fsdp_dtype from = fsdp_convert_source_dtype(job, entry), to = tensor_at(job, entry)->dtype;
+    fsdp_dtype from = source_dtype(job, entry), to = tensor_at(job, entry)->dtype;
     return job->slab_bytes / (int64_t)fsdp_recast_size(from, to);
 }
 
@@ -52,7 +294,7 @@ static fsdp_status number_slabs(convert_job *job, fsdp_error *err)
     for (size_t i = 0; i < count; i++) {
         fsdp_slabs slabs = {0};
         job->first_slab[i] = number;
-        while (fsdp_convert_has_data(job, i) && next_slab(job, i, &slabs, &slab))
+        while (has_data(job, i) && next_slab(job, i, &slabs, &slab))
             number++;
     }
     job->first_slab[count] = number;
@@ -636,12 +878,13 @@ static void release_job(convert_job *job)
     fsdp_io_reuse_free(job->reuse);
     fsdp_copies_release(&job->copies);
     fsdp_export_report_release(&job->seen);
-    fsdp_ties_release(&job->ties);
+    fsdp_arena_release(&job->ties.arena);
+    fsdp_free(job->ties.items);
     fsdp_names_release(&job->added);
     fsdp_free(job->rule_list);
     fsdp_config_release(&job->config);
     fsdp_free(job->copied_snapshot);
-    fsdp_free(job->metadata);
+    fsdp_metadata_choice_release(&job->metadata);
     fsdp_text_release(&job->rules);
     fsdp_free(job->is_kept);
     fsdp_free(job->first_slab);
@@ -748,7 +991,7 @@ static fsdp_status plan_job(fsdp_conversion *conversion, const char *from, const
     fsdp_status st = init_job(job, to, &conversion->how.opts, err);
     plan->keeps_work = job->target != &fsdp_one_file_target;
     if (st == FSDP_OK)
-        st = fsdp_convert_prepare(job, from, plan, err);
+        st = prepare(job, from, plan, err);
     fsdp_io_cache_end(conversion->how.cache);
     plan->peak_memory += io_room(&conversion->how.opts);
     plan->sd = job->from ? job->from->manifest.sd : NULL;
@@ -902,7 +1145,9 @@ void fsdp_conversion_close(fsdp_conversion *conversion)
     if (!conversion->has_ended)
         (void)job->target->end(job, FSDP_OK, NULL); /* nothing was begun */
     release_job(job);
-    fsdp_plan_release(&conversion->plan);
+    if (conversion->plan.memory)
+        fsdp_arena_release(conversion->plan.memory);
+    fsdp_free(conversion->plan.memory);
     end_io(&conversion->how);
     fsdp_convert_order_close(conversion->order);
     fsdp_free(conversion);

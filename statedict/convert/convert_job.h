@@ -1,11 +1,11 @@
 /*
  * A running conversion. One loop for every source and every target:
  *
- *   derive    open the source, and put stages of derived tensors on it: adapter, map, ... convert_plan.c
+ *   derive    open the source, and put stages of derived tensors on it: adapter, map, ... convert_select.c
  *   select    choose entries and their new names, find names of one tensor, describe the
- *             target (selection, ties, relayout)                                          convert_plan.c
+ *             target (selection, ties, relayout)                                          convert_select.c
  *   plan      divide the memory, count files and bytes, compute the plan's hash, check the destination and
- *             its free space; nothing is written yet                                      convert_plan.c
+ *             its free space; nothing is written yet                                      convert.c
  *   move      each tensor in slabs: read and check, cast, hash, write                     convert.c
  *   check     read the result back and compare it                                         convert.c
  *   publish   rename the whole result to its name                                         convert.c
@@ -32,10 +32,18 @@
 #include "statedict/expect/export_check.h"
 #include "statedict/map/map.h"
 #include "statedict/select/cast_box.h"
+#include "statedict/select/metadata.h"
 
 #include <stdatomic.h>
 
 typedef struct convert_target_ops convert_target_ops;
+
+/* Tied names that are left out, in the order of the source, and the name kept for each; all are new names. */
+typedef struct fsdp_ties {
+    fsdp_arena arena;
+    fsdp_convert_tie *items;
+    size_t count, room;
+} fsdp_ties;
 
 typedef struct convert_job {
     const convert_target_ops *target;
@@ -64,7 +72,7 @@ typedef struct convert_job {
     char *copied_snapshot;     /* opts.copy_from, when it is of a cache; NULL: the caller's */
     fsdp_copies copies;        /* files beside the weights */
     fsdp_export_report seen;   /* of a model that a map renamed */
-    char *metadata;            /* texts beside the tensors of the result, a JSON object; NULL: none */
+    fsdp_metadata_choice metadata;     /* texts beside the tensors of the result */
     bool casts;                /* at least one tensor gets another dtype */
 
     /* plan */
@@ -151,17 +159,7 @@ extern const convert_target_ops fsdp_directory_target;  /* native_target.c: a na
 extern const convert_target_ops fsdp_one_file_target;   /* native_target.c: a native file */
 extern const convert_target_ops fsdp_foreign_target;    /* foreign_target.c */
 
-/* convert_open.c: opens the source of a conversion with the options' format and limits. */
-fsdp_status fsdp_convert_open(const char *from, const fsdp_convert_opts *opts,
-                              fsdp_checkpoint **checkpoint_out, fsdp_error *err);
-
-/* --- convert_plan.c --------------------------------------------------------------------------- */
-
-/* Does everything before the first byte is written. */
-fsdp_status fsdp_convert_prepare(convert_job *job, const char *from, fsdp_convert_plan *plan,
-                                 fsdp_error *err);
-/* True when the entry has data; for targets without aliases, aliases are tensors. */
-bool fsdp_convert_has_data(const convert_job *job, size_t entry);
-fsdp_dtype fsdp_convert_source_dtype(const convert_job *job, size_t entry);
+/* Opens the source, and sets the members of the job below "select" (convert_select.c). */
+fsdp_status fsdp_convert_select(convert_job *job, const char *from, fsdp_convert_plan *plan, fsdp_error *err);
 
 #endif

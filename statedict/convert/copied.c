@@ -1,13 +1,14 @@
-/* Files beside the weights: see copied.h. */
+/* Files beside the weights, and edits of those that describe the model: see copied.h. */
 #include "statedict/convert/copied.h"
-
+#include "base/core/mem.h"
 #include "base/data/json.h"
+#include "base/text.h"
 #include "formats/frameworks.h"
 #include "formats/source.h"
-#include "statedict/gguf_model/gguf_values.h"
-#include "kernels/kernels.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/derive/adapter.h"
+#include "statedict/derive/tied_names.h"
+#include "statedict/gguf_model/gguf_values.h"
 #include "statedict/sd/meter.h"
 
 #include <errno.h>
@@ -16,17 +17,250 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CARRIED = -1, PIECE = 1 << 20, EDITED_MOST = 16 << 20, COPIED_MOST = 256 << 20 };
+/* === edits of config.json ===================================================================== */
 
-struct fsdp_copied_file {
-    const char *name;
-    int number; /* in the source; CARRIED: it is a value of the checkpoint */
-    bool has_text;
-    fsdp_text text; /* what is written, if it has_text: edited or carried */
-    char change[96];
-    const char *code; /* what a program runs when it loads the file; NULL: nothing */
-    fsdp_hash hash;   /* of the bytes that were written */
-};
+/* Edits members that would be wrong for the result. All other bytes of the text stay. */
+
+typedef enum cut_kind { REMOVED, TO_DTYPE, TO_FALSE } cut_kind;
+
+/* A range of the text and its replacement. */
+typedef struct config_cut {
+    const char *from, *to;
+    cut_kind kind;
+} config_cut;
+
+typedef struct config_walk {
+    fsdp_json json;
+    const fsdp_config_edits *edits;
+    const char *first_key; /* of the whole text, or NULL */
+    bool says_tied;        /* it has tie_word_embeddings, or its text_config has */
+    config_cut *cuts;
+    size_t cut_count, cut_room;
+    char was[32];
+} config_walk;
+
+/* The place of an object: at the top, in a member "NAME_config" of the top, or elsewhere. */
+typedef enum config_place { AT_TOP, IN_TEXT_CONFIG, IN_OTHER_CONFIG, ELSEWHERE } config_place;
+
+static config_place place_below(config_place place, const char *key, size_t size)
+{
+    static const char end[] = "_config";
+    size_t n = sizeof end - 1;
+    if (place != AT_TOP || size < n || memcmp(key + size - n, end, n) != 0 ||
+        fsdp_bytes_are(key, size, "quantization_config"))
+        return ELSEWHERE;
+    return fsdp_bytes_are(key, size, "text_config") ? IN_TEXT_CONFIG : IN_OTHER_CONFIG;
+}
+
+/* --- edits ------------------------------------------------------------------------------------ */
+
+/* Ranges arrive in the order of their ends; one that contains earlier ones replaces them. */
+static fsdp_status add_cut(config_walk *walk, config_cut cut, fsdp_error *err)
+{
+    while (walk->cut_count > 0 && walk->cuts[walk->cut_count - 1].to > cut.from) {
+        const config_cut *last = &walk->cuts[--walk->cut_count];
+        cut.from = last->from < cut.from ? last->from : cut.from;
+    }
+    if (!fsdp_grow(&walk->cuts, &walk->cut_room, walk->cut_count + 1, sizeof *walk->cuts))
+        return fsdp_fail_memory(err, walk->json.name);
+    walk->cuts[walk->cut_count++] = cut;
+    return FSDP_OK;
+}
+
+/* The member is added before the first one, which no cut removes then. */
+static bool lacks_tied(const config_walk *walk)
+{
+    return walk->edits->untied && !walk->says_tied && walk->first_key &&
+           (walk->cut_count == 0 || walk->cuts[0].from >= walk->first_key);
+}
+
+static fsdp_status apply_cuts(const config_walk *walk, fsdp_text *out, fsdp_error *err)
+{
+    const char *at = walk->json.text;
+    if (lacks_tied(walk)) {
+        fsdp_text_add(out, at, (size_t)(walk->first_key - at));
+        fsdp_text_addf(out, "\"tie_word_embeddings\": false,\n  ");
+        at = walk->first_key;
+    }
+    for (size_t i = 0; i < walk->cut_count; i++) {
+        const config_cut *cut = &walk->cuts[i];
+        fsdp_text_add(out, at, (size_t)(cut->from - at));
+        if (cut->kind == TO_DTYPE)
+            fsdp_text_addf(out, "\"%s\"", walk->edits->dtype);
+        else if (cut->kind == TO_FALSE)
+            fsdp_text_addf(out, "false");
+        at = cut->to;
+    }
+    if (at != walk->json.text)
+        fsdp_text_add(out, at, (size_t)(walk->json.end - at));
+    return out->failed ? fsdp_fail_memory(err, walk->json.name) : FSDP_OK;
+}
+
+/* kept_end: the end of the last kept member before this one, or of the brace. */
+static fsdp_status cut_member(config_walk *walk, const char *key, const char *kept_end,
+                              fsdp_error *err)
+{
+    const char *end = walk->json.at;
+    if (fsdp_json_peek(&walk->json) == FSDP_JSON_END || *walk->json.at != ',')
+        return add_cut(walk, (config_cut){.from = kept_end, .to = end}, err);
+    const char *next = walk->json.at + 1; /* not consumed: the reader takes the comma itself */
+    while (next < walk->json.end && strchr(" \t\r\n", *next))
+        next++;
+    return add_cut(walk, (config_cut){.from = key, .to = next}, err);
+}
+
+/* --- members ---------------------------------------------------------------------------------- */
+
+static fsdp_status walk_value(config_walk *walk, config_place place, fsdp_error *err);
+
+/* Skips NaN, Infinity and -Infinity, which Python writes and JSON does not have. */
+static bool skip_word(fsdp_json *json)
+{
+    static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
+    (void)fsdp_json_peek(json); /* skips white space */
+    for (int i = 0; i < 3; i++) {
+        size_t n = strlen(words[i]);
+        if ((size_t)(json->end - json->at) >= n && memcmp(json->at, words[i], n) == 0) {
+            json->at += n;
+            return true;
+        }
+    }
+    return false;
+}
+
+static fsdp_status read_dtype(config_walk *walk, fsdp_error *err)
+{
+    const char *data;
+    size_t size;
+    if (fsdp_json_peek(&walk->json) != FSDP_JSON_STRING)
+        return walk_value(walk, ELSEWHERE, err);
+    const char *from = walk->json.at;
+    FSDP_TRY(fsdp_json_string(&walk->json, &data, &size, err));
+    const char *wanted = walk->edits->dtype;
+    if (!wanted || fsdp_bytes_are(data, size, wanted))
+        return FSDP_OK;
+    if (!walk->was[0])
+        fsdp_printable(data, size, walk->was, sizeof walk->was);
+    return add_cut(walk, (config_cut){from, walk->json.at, TO_DTYPE}, err);
+}
+
+static fsdp_status read_tied(config_walk *walk, fsdp_error *err)
+{
+    bool value;
+    if (fsdp_json_peek(&walk->json) != FSDP_JSON_BOOL)
+        return walk_value(walk, ELSEWHERE, err);
+    const char *from = walk->json.at;
+    FSDP_TRY(fsdp_json_bool(&walk->json, &value, err));
+    walk->says_tied = true;
+    return value && walk->edits->untied
+               ? add_cut(walk, (config_cut){from, walk->json.at, TO_FALSE}, err)
+               : FSDP_OK;
+}
+
+static fsdp_status walk_member(config_walk *walk, config_place place, const char *key, size_t size,
+                               fsdp_error *err)
+{
+    if (place != ELSEWHERE &&
+        (fsdp_bytes_are(key, size, "dtype") || fsdp_bytes_are(key, size, "torch_dtype")))
+        return read_dtype(walk, err);
+    if ((place == AT_TOP || place == IN_TEXT_CONFIG) &&
+        fsdp_bytes_are(key, size, "tie_word_embeddings"))
+        return read_tied(walk, err);
+    return walk_value(walk, place_below(place, key, size), err);
+}
+
+/* --- values ----------------------------------------------------------------------------------- */
+
+static const char *start_of_key(const char *at, const char *end)
+{
+    while (at < end && *at != '"')
+        at++;
+    return at;
+}
+
+static bool is_removed(const fsdp_config_edits *edits, const char *key, size_t size)
+{
+    return (edits->no_code && fsdp_bytes_are(key, size, "auto_map")) ||
+           (edits->no_quantization && fsdp_bytes_are(key, size, "quantization_config"));
+}
+
+static fsdp_status walk_object(config_walk *walk, config_place place, fsdp_error *err)
+{
+    fsdp_json *json = &walk->json;
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (const char *kept_end = json->at;;) {
+        const char *key, *before = json->at;
+        size_t size;
+        bool more;
+        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
+        if (!more)
+            return FSDP_OK;
+        if (place == AT_TOP && !walk->first_key)
+            walk->first_key = start_of_key(before, json->end);
+        bool goes = is_removed(walk->edits, key, size);
+        FSDP_TRY(goes ? walk_value(walk, ELSEWHERE, err)
+                      : walk_member(walk, place, key, size, err));
+        if (goes)
+            FSDP_TRY(cut_member(walk, start_of_key(before, json->end), kept_end, err));
+        else
+            kept_end = json->at;
+    }
+}
+
+static fsdp_status walk_array(config_walk *walk, fsdp_error *err)
+{
+    bool more;
+    FSDP_TRY(fsdp_json_enter_array(&walk->json, err));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_item(&walk->json, &more, err));
+        if (!more)
+            return FSDP_OK;
+        FSDP_TRY(walk_value(walk, ELSEWHERE, err));
+    }
+}
+
+static fsdp_status walk_value(config_walk *walk, config_place place, fsdp_error *err)
+{
+    switch (fsdp_json_peek(&walk->json)) {
+    case FSDP_JSON_OBJECT: return walk_object(walk, place, err);
+    case FSDP_JSON_ARRAY: return walk_array(walk, err);
+    case FSDP_JSON_NUMBER:
+        if (skip_word(&walk->json))
+            return FSDP_OK;
+        return fsdp_json_skip(&walk->json, err);
+    default: return fsdp_json_skip(&walk->json, err);
+    }
+}
+
+/* --- the whole text --------------------------------------------------------------------------- */
+
+static fsdp_status walk_text(config_walk *walk, const char *text, size_t size, const char *path,
+                             fsdp_error *err)
+{
+    fsdp_json_init(&walk->json, text, size, path);
+    if (fsdp_json_peek(&walk->json) != FSDP_JSON_OBJECT)
+        return fsdp_json_fail(&walk->json, err, "a JSON object was expected");
+    FSDP_TRY(walk_value(walk, AT_TOP, err));
+    return fsdp_json_finish(&walk->json, err);
+}
+
+fsdp_status fsdp_model_config_edit(const char *text, size_t size, const char *path,
+                                   const fsdp_config_edits *edits, fsdp_edited_config *out,
+                                   fsdp_error *err)
+{
+    config_walk walk = {.edits = edits};
+    fsdp_status st = walk_text(&walk, text, size, path, err);
+    if (st == FSDP_OK)
+        st = apply_cuts(&walk, &out->text, err);
+    memcpy(out->was, walk.was, sizeof walk.was);
+    fsdp_json_release(&walk.json);
+    fsdp_free(walk.cuts);
+    return st;
+}
+
+/* === the copies =============================================================================== */
+
+enum { PIECE = 1 << 20, EDITED_MOST = 16 << 20, COPIED_MOST = 256 << 20 };
 
 /* --- listing files ---------------------------------------------------------------------------- */
 
@@ -72,11 +306,10 @@ static fsdp_status keep_file(fsdp_copies *copies, const fsdp_copied_file *file, 
     int64_t most = is_config(file->name)     ? EDITED_MOST
                    : strchr(file->name, '/') ? INT64_MAX /* weights of a module */
                                              : COPIED_MOST;
-    int64_t size = fsdp_source_file_size(copies->source, (size_t)file->number);
-    if (size > most)
+    if (file->size > most)
         return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "'%s' has %" PRId64 " bytes, at most %" PRId64 " are copied", path, size,
-                         most);
+                         "'%s' has %" PRId64 " bytes, at most %" PRId64 " are copied", path,
+                         file->size, most);
     if (!fsdp_grow(&copies->files, &copies->room, copies->count + 1, sizeof *file))
         return fsdp_fail_memory(err, "a list of files");
     copies->files[copies->count++] = *file;
@@ -145,6 +378,10 @@ static fsdp_status add_path(fsdp_copies *copies, fsdp_io *io, const fsdp_convert
     if (file->code && drops_code(opts))
         return FSDP_OK;
     FSDP_TRY(fsdp_source_add_file(copies->source, path, true, &file->number, err));
+    const fsdp_file_info *found = fsdp_source_file_info(copies->source, (size_t)file->number);
+    file->path = fsdp_source_file_path(copies->source, (size_t)file->number);
+    file->size = found->size;
+    file->mtime_ns = found->mtime_ns;
     return keep_file(copies, file, path, err);
 }
 
@@ -159,16 +396,15 @@ static fsdp_status add_file(fsdp_copies *copies, fsdp_io *io, const fsdp_convert
     return st;
 }
 
-static int64_t size_of(const fsdp_copies *copies, const fsdp_copied_file *file)
+static int64_t size_of(const fsdp_copied_file *file)
 {
-    return file->has_text ? (int64_t)file->text.size
-                          : fsdp_source_file_size(copies->source, (size_t)file->number);
+    return file->has_text ? (int64_t)file->text.size : file->size;
 }
 
 static fsdp_status read_whole(const fsdp_copies *copies, const fsdp_copied_file *file,
                               char **data_out, size_t *size_out, fsdp_error *err)
 {
-    int64_t size = size_of(copies, file);
+    int64_t size = size_of(file);
     *size_out = (size_t)size;
     *data_out = fsdp_realloc(NULL, (size_t)size + 1, 1);
     if (!*data_out)
@@ -180,11 +416,10 @@ static fsdp_status read_whole(const fsdp_copies *copies, const fsdp_copied_file 
     return fsdp_source_pread(copies->source, file->number, *data_out, *size_out, 0, err);
 }
 
+/* For messages. */
 static const char *path_of(const fsdp_copies *copies, const fsdp_copied_file *file)
 {
-    if (file->number == CARRIED)
-        return copies->carrier;
-    return fsdp_source_file_path(copies->source, (size_t)file->number);
+    return file->path ? file->path : copies->carrier;
 }
 
 static fsdp_copied_file *find_file(const fsdp_copies *copies, const char *name)
@@ -287,7 +522,7 @@ static fsdp_status read_config(fsdp_copies *copies, fsdp_error *err)
 {
     const fsdp_copied_file *file = find_config(copies);
     const char *path = file ? path_of(copies, file) : NULL, *known = copies->known->path;
-    const bool is_carried = file && file->number == CARRIED;
+    const bool is_carried = file && !file->path;
     copies->config = NULL;
     if (file && (is_carried ? copies->copies_made : known && strcmp(known, path) == 0))
         copies->config = copies->known;
@@ -319,7 +554,7 @@ static fsdp_status make_record(fsdp_copies *copies, fsdp_error *err)
 static fsdp_status carry_text(fsdp_copies *copies, const char *text, size_t size, const char *name,
                               fsdp_error *err)
 {
-    fsdp_copied_file file = {.name = name, .number = CARRIED, .has_text = true};
+    fsdp_copied_file file = {.name = name, .has_text = true};
     fsdp_text_add(&file.text, text, size);
     if (file.text.failed ||
         !fsdp_grow(&copies->files, &copies->room, copies->count + 1, sizeof file)) {
@@ -457,7 +692,7 @@ static const char *shown(const char *name, size_t size, char out[160])
 /* If config.json says tied, loaders use one of the two tensors for both, so the two must be equal. */
 static fsdp_status check_tied(const fsdp_copies *copies, const fsdp_convert_opts *opts,
                               const fsdp_target_entry *embedding, const fsdp_target_entry *head,
-                              const fsdp_ties *ties, fsdp_error *err)
+                              const fsdp_copies_beside *beside, fsdp_error *err)
 {
     char one[160], other[160];
     if (copies->tied == 1 && opts->tied != FSDP_TIED_KEEP && embedding && head)
@@ -467,8 +702,8 @@ static fsdp_status check_tied(const fsdp_copies *copies, const fsdp_convert_opts
                          path_of(copies, find_config(copies)),
                          shown(head->name, head->name_size, one),
                          shown(embedding->name, embedding->name_size, other));
-    for (size_t i = 0; copies->tied == 0 && i < ties->count; i++) {
-        const fsdp_convert_tie *tie = &ties->items[i];
+    for (size_t i = 0; copies->tied == 0 && i < beside->tie_count; i++) {
+        const fsdp_convert_tie *tie = &beside->ties[i];
         if (fsdp_name_is_head(tie->dropped, tie->dropped_size))
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "'%s' says tie_word_embeddings false, but '%s' would be left out as "
@@ -540,27 +775,16 @@ fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
         if (fsdp_name_is_head(entry->name, entry->name_size))
             head = entry;
     }
-    FSDP_TRY(check_tied(copies, opts, embedding, head, beside->ties, err));
+    FSDP_TRY(check_tied(copies, opts, embedding, head, beside, err));
     const char *dtype = common_dtype(beside->entries, beside->is_model, beside->count);
-    for (size_t i = 0; i < copies->count; i++)
+    for (size_t i = 0; i < copies->count; i++) {
         FSDP_TRY(edit(copies, &copies->files[i], dtype, opts, err));
+        copies->bytes += size_of(&copies->files[i]);
+    }
     return FSDP_OK;
 }
 
 /* --- writing ---------------------------------------------------------------------------------- */
-
-int64_t fsdp_copies_bytes(const fsdp_copies *copies)
-{
-    int64_t bytes = 0;
-    for (size_t i = 0; i < copies->count; i++)
-        bytes += size_of(copies, &copies->files[i]);
-    return bytes;
-}
-
-const char *fsdp_copies_record(const fsdp_copies *copies)
-{
-    return copies->count > 0 ? copies->record.data : NULL;
-}
 
 /* Without following a link. */
 static fsdp_status hash_pieces(fsdp_io *io, const char *path, fsdp_hasher *hasher, char *piece,
@@ -600,7 +824,7 @@ static fsdp_status write_pieces(const fsdp_copies *copies, const fsdp_copied_fil
                                 fsdp_file *to, const char *path, fsdp_hasher *hasher,
                                 fsdp_error *err)
 {
-    int64_t size = size_of(copies, file);
+    int64_t size = size_of(file);
     char *piece = fsdp_alloc_pages(PIECE);
     fsdp_status st = piece ? FSDP_OK : fsdp_fail_memory(err, path);
     fsdp_hasher_reset(hasher);
@@ -691,37 +915,4 @@ fsdp_status fsdp_copies_check(const fsdp_copies *copies, fsdp_io *io, const char
         FSDP_TRY(st);
     }
     return FSDP_OK;
-}
-
-/* --- queries ---------------------------------------------------------------------------------- */
-
-const char *fsdp_copies_path(const fsdp_copies *copies, size_t i, fsdp_file_info *info_out)
-{
-    if (copies->files[i].number == CARRIED)
-        return NULL;
-    *info_out = *fsdp_source_file_info(copies->source, (size_t)copies->files[i].number);
-    return path_of(copies, &copies->files[i]);
-}
-
-const char *fsdp_copies_name(const fsdp_copies *copies, size_t i)
-{
-    return copies->files[i].name;
-}
-
-const char *fsdp_copies_code(const fsdp_copies *copies, size_t i)
-{
-    return copies->files[i].code;
-}
-
-const char *fsdp_copies_change(const fsdp_copies *copies, size_t i)
-{
-    return copies->files[i].change;
-}
-
-bool fsdp_copies_have(const fsdp_copies *copies, const char *path)
-{
-    for (size_t i = 0; i < copies->count; i++)
-        if (strcmp(path_of(copies, &copies->files[i]), path) == 0)
-            return true;
-    return false;
 }

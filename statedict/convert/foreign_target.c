@@ -148,7 +148,7 @@ static fsdp_status fit_copies(convert_job *job, const fsdp_selection *selection,
         return fsdp_fail_memory(err, "a conversion");
     for (size_t i = 0; i < count; i++)
         is_model[i] = !fsdp_selection_at(selection, job->source[i])->is_optim;
-    fsdp_copies_beside beside = {files->entries, is_model, count, &job->ties};
+    fsdp_copies_beside beside = {files->entries, is_model, count, job->ties.items, job->ties.count};
     fsdp_status st = fsdp_copies_fit(&job->copies, &job->opts, &beside, err);
     fsdp_free(is_model);
     return st;
@@ -204,8 +204,8 @@ static fsdp_target_opts target_opts(const convert_job *job)
                               .ties = files->ties,
                               .tie_count = files->ties ? job->ties.count : 0,
                               .stem = stem_of(job),
-                              .copied = fsdp_copies_record(&job->copies),
-                              .metadata = job->metadata,
+                              .copied = job->copies.record.data,
+                              .metadata = job->metadata.kept,
                               .sync = !job->opts.skip_fsync};
 }
 
@@ -215,7 +215,7 @@ static fsdp_status measure(convert_job *job, fsdp_convert_plan *plan, fsdp_error
     int64_t files = 0;
     FSDP_TRY(job->format->writer->ops->measure(&opts, &files, &plan->bytes_written, err));
     plan->files = (int)files + (int)job->copies.count;
-    plan->bytes_written += fsdp_copies_bytes(&job->copies);
+    plan->bytes_written += job->copies.bytes;
     return FSDP_OK;
 }
 
@@ -304,10 +304,11 @@ static fsdp_status begin(convert_job *job, fsdp_error *err)
     job->place.hash = job->hash;
     job->place.resume = opts->resume;
     job->place.unit = job->slab_bytes;
+    job->place.unit_least = room(job).slab_least;
     FSDP_TRY(fsdp_output_begin(&job->place, job->to, err));
     if (opts->resume) {
         fsdp_resume_notify(&opts->watch, job->place.is_taken_up ? job->place.staging : NULL);
-        fsdp_output_agree_on_slabs(&job->place, room(job).slab_least, &job->slab_bytes);
+        job->slab_bytes = job->place.unit;
     }
     return job->place.is_taken_up ? fsdp_io_reuse_create(job->io, &job->reuse, err) : FSDP_OK;
 }

@@ -316,7 +316,7 @@ static fsdp_manifest native_manifest(const convert_job *job)
     manifest.world = job->world;
     manifest.owners = FSDP_OWNERS_BALANCED;
     manifest.compressed = job->opts.compress;
-    manifest.metadata = job->metadata;
+    manifest.metadata = job->metadata.kept;
     manifest.sd = job->sd;
     manifest.file_count = job->file_count;
     return manifest;

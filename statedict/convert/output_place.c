@@ -5,6 +5,7 @@
 #include "base/data/flow.h"
 #include "base/data/json.h"
 #include "formats/source.h"
+#include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/convert/copied.h"
 #include "statedict/commit/leftovers.h"
@@ -280,6 +281,29 @@ static void restore_replaced(fsdp_output_place *place)
         (void)fsdp_beside_each(place->io, place->target, FSDP_SUFFIX_REPLACED, put_back, place);
 }
 
+/* Removes the journal before the exchange: afterwards the staging holds the old DST, and must
+ * not be resumed. */
+static void forget_notes(fsdp_output_place *place)
+{
+    fsdp_resume_end(&place->notes);
+    fsdp_marker_remove(place->io, place->staging, FSDP_RESUME_NAME);
+}
+
+/* Sets the unit to that of the resumed conversion, if memory allows. Otherwise its records are useless, and a
+ * new journal is begun. */
+static void agree_on_unit(fsdp_output_place *place)
+{
+    int64_t noted = place->notes.unit;
+    if (!place->is_taken_up || noted == place->unit)
+        return;
+    if (noted >= place->unit_least && noted < place->unit) {
+        place->unit = noted;
+        return;
+    }
+    forget_notes(place);
+    fsdp_resume_begin(&place->notes, place->io, place->staging, place->hash, place->unit, false);
+}
+
 fsdp_status fsdp_output_begin(fsdp_output_place *place, const char *to, fsdp_error *err)
 {
     FSDP_TRY(fsdp_path_split(to, &place->target, &place->parent, err));
@@ -293,23 +317,9 @@ fsdp_status fsdp_output_begin(fsdp_output_place *place, const char *to, fsdp_err
     if (place->hash) {
         fsdp_resume_begin(&place->notes, place->io, place->staging, place->hash, place->unit,
                           place->is_taken_up);
-        place->unit = place->notes.unit;
+        agree_on_unit(place);
     }
     return make_result(place, err);
-}
-
-void fsdp_output_agree_on_slabs(fsdp_output_place *place, int64_t least, int64_t *slab_bytes)
-{
-    if (!place->is_taken_up || place->unit == *slab_bytes)
-        return;
-    if (place->unit >= least && place->unit < *slab_bytes) {
-        *slab_bytes = place->unit;
-        return;
-    }
-    place->unit = *slab_bytes;
-    fsdp_resume_end(&place->notes);
-    fsdp_marker_remove(place->io, place->staging, FSDP_RESUME_NAME);
-    fsdp_resume_begin(&place->notes, place->io, place->staging, place->hash, place->unit, false);
 }
 
 /* --- publish ---------------------------------------------------------------------------------- */
@@ -349,14 +359,6 @@ static fsdp_status take_place(fsdp_output_place *place, fsdp_error *err)
         place->staging = NULL;
     }
     return status;
-}
-
-/* Removes the journal before the exchange: afterwards the staging holds the old DST, and must
- * not be resumed. */
-static void forget_notes(fsdp_output_place *place)
-{
-    fsdp_resume_end(&place->notes);
-    fsdp_marker_remove(place->io, place->staging, FSDP_RESUME_NAME);
 }
 
 fsdp_status fsdp_output_publish(fsdp_output_place *place, fsdp_error *err)

@@ -16,7 +16,8 @@ typedef struct fsdp_output_place {
     bool overwrite, durable;
     const char *hash;          /* of the plan; NULL: the conversion cannot be resumed */
     bool resume;               /* resume a staging with that hash; keep an unpublished one */
-    int64_t unit;              /* for resume.h; after begin: that of the resumed conversion */
+    int64_t unit, unit_least;  /* for resume.h; begin lowers unit to that of a resumed conversion, but not
+                                * below the least */
     char *target, *parent;     /* DST and the directory that holds it */
     char *staging;             /* DST.tmp-UUID, which holds .saving, .resume and */
     char *path;                /* its "result", to write to; NULL before begin and after publish */
@@ -36,11 +37,6 @@ fsdp_status fsdp_output_check(const fsdp_output_place *place, const fsdp_checkpo
 /* Checks, removes stagings of dead processes or resumes one, and creates the directory if the format is
  * one. */
 fsdp_status fsdp_output_begin(fsdp_output_place *place, const char *to, fsdp_error *err);
-/*
- * Sets *slab_bytes, the intended size of slabs, to that of the resumed conversion, if memory allows.
- * Otherwise its records are useless, and a new journal is begun. For a place with a plan.
- */
-void fsdp_output_agree_on_slabs(fsdp_output_place *place, int64_t least, int64_t *slab_bytes);
 fsdp_status fsdp_output_publish(fsdp_output_place *place, fsdp_error *err);
 /* Releases the place, and removes an unpublished result unless it may be resumed. err: the error of the
  * conversion, or NULL; a failed removal is appended to it. */

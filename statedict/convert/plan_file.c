@@ -1,6 +1,6 @@
 /*
- * A plan as a file: the table of options, the text (its head, its contents, its end), writing it whole or not
- * at all, and reading it back. See plan_file.h.
+ * The options of a conversion as a table, and a plan as a file: the text (its head, its contents, its end),
+ * writing it whole or not at all, and reading it back. See plan_file.h.
  */
 #include "statedict/convert/plan_file.h"
 #include "base/core/mem.h"
@@ -36,6 +36,32 @@ static const char *const forms[] = {"default", "nested", "flat", NULL};
 static const char *const opaques[] = {"refuse", "copy", NULL};
 static const char *const plain_types[] = {"bf16", "f32", "f16", NULL};
 enum { WORLD_MOST = 1 << 20, LEVEL_MOST = 22, CHUNK_MOST = 4 << 20 };
+
+const char *fsdp_convert_format_at(size_t i)
+{
+    const fsdp_format *format;
+    for (size_t at = 0; (format = fsdp_format_at(at)) != NULL; at++)
+        if (format->writer && i-- == 0)
+            return format->name;
+    return NULL;
+}
+
+const char *fsdp_convert_format_of(const char *path)
+{
+    const fsdp_format *format;
+    if (!path)
+        return NULL;
+    size_t size = strlen(path);
+    while (size > 0 && path[size - 1] == '/')
+        size--;
+    for (size_t i = 0; (format = fsdp_format_at(i)) != NULL; i++)
+        for (const char *const *suffix = format->suffixes; *suffix; suffix++) {
+            size_t length = strlen(*suffix);
+            if (size > length && memcmp(path + size - length, *suffix, length) == 0)
+                return format->name;
+        }
+    return "hf";
+}
 
 /* The formats that are read. */
 static const char *source_at(size_t i)
@@ -455,12 +481,12 @@ typedef struct spelling {
 
 /* --- the head --------------------------------------------------------------------------------- */
 
-static void add_source(spelling *out, const char *path, const fsdp_file_info *info)
+static void add_source(spelling *out, const char *path, int64_t size, int64_t mtime_ns)
 {
     fsdp_text_addf(out->text, out->listed++ == 0 ? "\n  {\"path\": " : ",\n  {\"path\": ");
     add_path(&out->head, path);
-    fsdp_text_addf(out->text, ", \"size\": %" PRId64 ", \"mtime_ns\": %" PRId64 "}", info->size,
-                   info->mtime_ns);
+    fsdp_text_addf(out->text, ", \"size\": %" PRId64 ", \"mtime_ns\": %" PRId64 "}", size,
+                   mtime_ns);
 }
 
 static fsdp_status add_numbered(void *context, int number, const char *path,
@@ -474,7 +500,7 @@ static fsdp_status add_numbered(void *context, int number, const char *path,
         out->files[out->file_count++] = (source_file){0};
     if (count > 0)
         out->files[count - 1].position = out->listed;
-    add_source(out, path, info);
+    add_source(out, path, info->size, info->mtime_ns);
     return FSDP_OK;
 }
 
@@ -495,10 +521,9 @@ static fsdp_status add_head(spelling *out, fsdp_error *err)
     fsdp_text_addf(out->text, "\n},\n\"sources\": [");
     FSDP_TRY(fsdp_checkpoint_each_file(job->from, add_numbered, out, err));
     for (size_t i = 0; i < job->copies.count; i++) {
-        fsdp_file_info info;
-        const char *path = fsdp_copies_path(&job->copies, i, &info);
-        if (path)
-            add_source(out, path, &info);
+        const fsdp_copied_file *file = &job->copies.files[i];
+        if (file->path)
+            add_source(out, file->path, file->size, file->mtime_ns);
     }
     fsdp_text_addf(out->text, "\n]");
     return out->text->failed ? fsdp_fail_memory(err, "a plan") : FSDP_OK;
@@ -649,7 +674,7 @@ static void add_copied(const spelling *out)
 {
     const fsdp_copies *copies = &out->job->copies;
     for (size_t i = 0; i < copies->count; i++) {
-        const char *name = fsdp_copies_name(copies, i);
+        const char *name = copies->files[i].name;
         fsdp_text_addf(out->text, i == 0 ? ",\n\"copied\": [" : ", ");
         fsdp_text_add_json_string(out->text, name, strlen(name));
         fsdp_text_addf(out->text, i + 1 == copies->count ? "]" : "");

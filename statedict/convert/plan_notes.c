@@ -4,9 +4,11 @@
  * plan_notes.h.
  */
 #include "statedict/convert/plan_notes.h"
-#include "statedict/convert/convert_job.h"
-
 #include "statedict/checkpoint/unread.h"
+#include "statedict/checkpoint/verify_code.h"
+#include "statedict/convert/convert_job.h"
+#include "statedict/manifest/large_value.h"
+#include "statedict/sd/names.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -71,10 +73,17 @@ static bool add_copies(fsdp_plan_facts *facts, const fsdp_copies *copies, fsdp_a
 {
     fsdp_note_list *list = begin_list(facts, FSDP_NOTE_COPIED, copies->count, arena);
     for (size_t i = 0; list && i < copies->count; i++)
-        if (!add_item(list, item_of(fsdp_copies_name(copies, i), fsdp_copies_change(copies, i)),
-                      arena))
+        if (!add_item(list, item_of(copies->files[i].name, copies->files[i].change), arena))
             return false;
     return list != NULL;
+}
+
+static bool is_copied_path(const fsdp_copies *copies, const char *path)
+{
+    for (size_t i = 0; i < copies->count; i++)
+        if (copies->files[i].path && strcmp(copies->files[i].path, path) == 0)
+            return true;
+    return false;
 }
 
 /* Adds the weight files that are not read, but for those that are copied. */
@@ -87,7 +96,7 @@ static fsdp_status add_unread(convert_job *job, fsdp_arena *arena, fsdp_error *e
         st = fsdp_fail_memory(err, "a plan");
     for (size_t i = 0; i < unread.count && st == FSDP_OK; i++) {
         char *path = fsdp_path_join(job->from->path, unread.items[i]);
-        bool is_copied = path && fsdp_copies_have(&job->copies, path);
+        bool is_copied = path && is_copied_path(&job->copies, path);
         if (!path || (!is_copied && !add_item(list, item_of(unread.items[i], NULL), arena)))
             st = fsdp_fail_memory(err, "a plan");
         fsdp_free(path);
@@ -150,6 +159,131 @@ static bool add_results(fsdp_convert_plan *plan, const convert_job *job,
     return results != NULL;
 }
 
+/* --- code ------------------------------------------------------------------------------------- */
+
+/*
+ * Values, and copied files, that a program runs code for when it loads them: objects of classes outside the
+ * evaluated list of the pickle reader. A target gets them only with opts.opaque copy, and the plan names
+ * each.
+ */
+
+typedef struct code_list {
+    const fsdp_sd *sd; /* of the source */
+    const fsdp_selection *selection;
+    fsdp_arena *arena;
+    fsdp_note_list *list;
+    fsdp_name_list names; /* for the message */
+    bool has_tensors;     /* of subclasses, which --drop opaque keeps */
+} code_list;
+
+/* A value: its name in the result, and in the source for messages; or a copied file. */
+typedef struct code_name {
+    const char *name, *from;
+    size_t size, from_size;
+} code_name;
+
+static fsdp_status add_code(code_list *list, code_name name, int64_t bytes, const char *class_name,
+                            fsdp_error *err)
+{
+    fsdp_text shown = {0};
+    const fsdp_note_item item = {.name = name.name,
+                                 .name_size = name.size,
+                                 .other = class_name,
+                                 .other_size = strlen(class_name),
+                                 .number = bytes};
+    fsdp_text_add(&shown, name.from, name.from_size);
+    fsdp_text_addf(&shown, " (%s)", class_name);
+    bool is_whole = add_item(list->list, item, list->arena) && !shown.failed &&
+                    fsdp_names_add(&list->names, shown.data, shown.size);
+    fsdp_text_release(&shown);
+    return is_whole ? FSDP_OK : fsdp_fail_memory(err, "a plan");
+}
+
+static fsdp_status check_entry(code_list *list, size_t i, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(list->sd, i);
+    const fsdp_selected *selected = fsdp_selection_at(list->selection, i);
+    fsdp_text classes = {0};
+    if (!selected->is_kept || entry->kind != FSDP_ENTRY_VALUE)
+        return FSDP_OK;
+    fsdp_status st = fsdp_value_code(&entry->value, &classes, err);
+    if (st != FSDP_OK) {
+        char name[160];
+        fsdp_error_prefix(err, "'%s'",
+                          fsdp_printable(entry->name, entry->name_size, name, sizeof name));
+    }
+    fsdp_text_add(&classes, "", 1);
+    if (st == FSDP_OK && classes.failed)
+        st = fsdp_fail_memory(err, "a plan");
+    list->has_tensors = list->has_tensors || (classes.size > 1 && selected->kind);
+    if (st == FSDP_OK && classes.size > 1)
+        st = add_code(
+            list, (code_name){selected->name, entry->name, selected->name_size, entry->name_size},
+            (int64_t)fsdp_value_bytes(&entry->value), classes.data, err);
+    fsdp_text_release(&classes);
+    return st;
+}
+
+/* A file that is copied as it is. */
+static fsdp_status check_copy(code_list *list, const fsdp_copied_file *file, fsdp_error *err)
+{
+    if (!file->code || !file->path)
+        return FSDP_OK;
+    size_t size = strlen(file->name);
+    return add_code(list, (code_name){file->name, file->name, size, size}, file->size, file->code,
+                    err);
+}
+
+static bool holds_tensor(const code_list *list)
+{
+    for (size_t i = 0; i < fsdp_sd_count(list->sd); i++)
+        if (fsdp_selection_at(list->selection, i)->is_kept &&
+            fsdp_sd_at(list->sd, i)->kind != FSDP_ENTRY_VALUE)
+            return true;
+    return false;
+}
+
+/* Names no command by which nothing is converted. */
+static fsdp_status fail_code(const code_list *list, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "the result would run code when it is loaded");
+    (void)fsdp_names_append(&list->names, list->list->count == 1 ? "object" : "objects", &text);
+    if (holds_tensor(list))
+        fsdp_text_addf(&text, "; copy with --opaque copy");
+    else
+        fsdp_text_addf(&text,
+                       "; there is no tensor to convert; list what the source holds with fsdp-ls");
+    if (!list->has_tensors && fsdp_selection_has_weights(list->selection, list->sd))
+        fsdp_text_addf(&text, "; leave out with --drop opaque");
+    fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
+                                 : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
+    fsdp_text_release(&text);
+    return st;
+}
+
+/* Notes the values that are code; FSDP_ERR_USAGE when there are some and the options do not copy them. */
+static fsdp_status note_code(fsdp_convert_plan *plan, convert_job *job,
+                             const fsdp_selection *selection, fsdp_error *err)
+{
+    fsdp_note_list *found = &job->facts.lists[FSDP_NOTE_CODE];
+    code_list list = {
+        .sd = job->from->manifest.sd, .selection = selection, .arena = plan->memory, .list = found};
+    size_t count = fsdp_sd_count(list.sd);
+    found->items = fsdp_arena_alloc(list.arena, count + job->copies.count, sizeof *found->items);
+    fsdp_status st = found->items ? FSDP_OK : fsdp_fail_memory(err, "a plan");
+    for (size_t i = 0; i < count && st == FSDP_OK; i++)
+        st = check_entry(&list, i, err);
+    for (size_t i = 0; i < job->copies.count && st == FSDP_OK; i++)
+        st = check_copy(&list, &job->copies.files[i], err);
+    if (st == FSDP_OK && found->count > 0 && job->opts.opaque != FSDP_OPAQUE_COPY)
+        st = fail_code(&list, err);
+    fsdp_names_release(&list.names);
+    return st;
+}
+
+/* --- what the selection does ------------------------------------------------------------------ */
+
 fsdp_status fsdp_plan_note_selected(fsdp_convert_plan *plan, convert_job *job,
                                     const fsdp_selection *selection,
                                     const fsdp_export_report *report, fsdp_error *err)
@@ -163,24 +297,11 @@ fsdp_status fsdp_plan_note_selected(fsdp_convert_plan *plan, convert_job *job,
                   arena) &&
         add_parts(facts, fsdp_selection_parts(selection), arena) &&
         add_model(facts, report, arena) && add_ties(facts, &job->ties, arena) &&
-        add_copies(facts, &job->copies, arena) && add_missing(plan, job, arena))
-        return add_unread(job, arena, err);
-    return fsdp_fail_memory(err, "a plan");
-}
-
-fsdp_status fsdp_plan_note_metadata(fsdp_convert_plan *plan, convert_job *job,
-                                    const fsdp_text_pairs *left_out, fsdp_error *err)
-{
-    fsdp_arena *arena = plan->memory;
-    fsdp_note_list *list = begin_list(&job->facts, FSDP_NOTE_METADATA, left_out->count, arena);
-    for (size_t i = 0; list && i < left_out->count; i++) {
-        char shown[160]; /* a key may hold NUL */
-        const fsdp_text_pair *pair = &left_out->items[i];
-        fsdp_printable(pair->key, pair->key_size, shown, sizeof shown);
-        if (!add_item(list, item_of(shown, NULL), arena))
-            return fsdp_fail_memory(err, "a plan");
+        add_copies(facts, &job->copies, arena) && add_missing(plan, job, arena)) {
+        FSDP_TRY(add_unread(job, arena, err));
+        return note_code(plan, job, selection, err);
     }
-    return list ? FSDP_OK : fsdp_fail_memory(err, "a plan");
+    return fsdp_fail_memory(err, "a plan");
 }
 
 /* --- sentences -------------------------------------------------------------------------------- */
@@ -671,6 +792,20 @@ static bool add_late_lists(fsdp_plan_facts *facts, fsdp_arena *arena)
            (!facts->map[0] || add_item(maps, item_of(facts->map, facts->map_to), arena));
 }
 
+/* The keys of metadata that are left out. */
+static bool add_metadata(fsdp_plan_facts *facts, const fsdp_text_pairs *left_out, fsdp_arena *arena)
+{
+    fsdp_note_list *list = begin_list(facts, FSDP_NOTE_METADATA, left_out->count, arena);
+    for (size_t i = 0; list && i < left_out->count; i++) {
+        char shown[160]; /* a key may hold NUL */
+        const fsdp_text_pair *pair = &left_out->items[i];
+        fsdp_printable(pair->key, pair->key_size, shown, sizeof shown);
+        if (!add_item(list, item_of(shown, NULL), arena))
+            return false;
+    }
+    return list != NULL;
+}
+
 /* Returns false when memory is short. */
 static bool add_note(fsdp_convert_plan *plan, fsdp_convert_note note, const fsdp_text *text)
 {
@@ -726,17 +861,10 @@ static bool add_told(fsdp_convert_plan *plan, const convert_job *job, size_t i)
 fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, convert_job *job, fsdp_error *err)
 {
     plan->notes = fsdp_arena_alloc(plan->memory, NOTES_MOST, sizeof *plan->notes);
-    bool is_whole =
-        plan->notes && add_late_lists(&job->facts, plan->memory) && add_stages(plan, &job->facts);
+    bool is_whole = plan->notes &&
+                    add_metadata(&job->facts, &job->metadata.left_out, plan->memory) &&
+                    add_late_lists(&job->facts, plan->memory) && add_stages(plan, &job->facts);
     for (size_t i = 0; i < sizeof table / sizeof *table && is_whole; i++)
         is_whole = add_told(plan, job, i);
     return is_whole ? FSDP_OK : fsdp_fail_memory(err, "a plan");
-}
-
-void fsdp_plan_release(fsdp_convert_plan *plan)
-{
-    if (plan->memory)
-        fsdp_arena_release(plan->memory);
-    fsdp_free(plan->memory);
-    plan->memory = NULL;
 }

@@ -5,9 +5,7 @@
 #ifndef FSDP_PLAN_NOTES_H
 #define FSDP_PLAN_NOTES_H
 
-#include "base/data/text_pairs.h"
 #include "statedict/convert/copied.h"
-#include "statedict/convert/ties.h"
 #include "statedict/expect/export_check.h"
 #include "statedict/select/selection.h"
 #include "statedict/sd/names.h"
@@ -49,21 +47,13 @@ typedef struct fsdp_plan_facts {
     fsdp_note_list lists[FSDP_NOTE_KINDS];     /* of kinds whose items are found early */
 } fsdp_plan_facts;
 
-/* Notes what the selection does, before it is freed: lists of names, and the entries that are kept. Called
- * once; the plan is released in any case. report: of the comparison with config.json. */
+/* Notes what the selection does, before it is freed: lists of names, the entries that are kept, and values
+ * that are code; FSDP_ERR_USAGE when there are some and the options do not copy them. Called once; the caller
+ * releases plan->memory in any case. report: of the comparison with config.json. */
 fsdp_status fsdp_plan_note_selected(fsdp_convert_plan *plan, struct convert_job *job,
                                     const fsdp_selection *selection, const fsdp_export_report *report,
                                     fsdp_error *err);
-/* The others follow. Notes the keys of metadata that are left out. */
-fsdp_status fsdp_plan_note_metadata(fsdp_convert_plan *plan, struct convert_job *job,
-                                    const fsdp_text_pairs *left_out, fsdp_error *err);
-/* Notes the values that are code; FSDP_ERR_USAGE when there are some and the options do not copy them. */
-fsdp_status fsdp_plan_note_code(fsdp_convert_plan *plan, struct convert_job *job,
-                                const fsdp_selection *selection, fsdp_error *err);
 /* Makes the notes of the facts, and last. */
 fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, struct convert_job *job, fsdp_error *err);
-
-/* Frees the notes. */
-void fsdp_plan_release(fsdp_convert_plan *plan);
 
 #endif

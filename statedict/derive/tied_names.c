@@ -1,10 +1,60 @@
-/* The names of tied tensors by the class of the model: see tied_names.h. */
+/* The names of tied tensors, by their ends and by the class of the model: see tied_names.h. */
 #include "statedict/derive/tied_names.h"
 
+#include "base/text.h"
 #include "statedict/derive/derived_checkpoint.h"
 #include "statedict/derive/tied_classes.h"
 
 #include <string.h>
+
+/* --- embeddings and heads --------------------------------------------------------------------- */
+
+/* True when `end` is the name or its last elements. */
+static bool ends_in(const char *name, size_t size, const char *end)
+{
+    size_t n = strlen(end);
+    return fsdp_bytes_end(name, size, end) && (size == n || name[size - n - 1] == '.');
+}
+
+static bool ends_in_one(const char *name, size_t size, const char *const *ends)
+{
+    for (; *ends; ends++)
+        if (ends_in(name, size, *ends))
+            return true;
+    return false;
+}
+
+bool fsdp_name_is_vocabulary(const char *name, size_t size)
+{
+    static const char *const ends[] = {"embed_tokens.weight",
+                                       "wte.weight",
+                                       "word_embeddings.weight",
+                                       "tok_embeddings.weight",
+                                       "embed_in.weight",
+                                       "shared.weight",
+                                       NULL};
+    return ends_in_one(name, size, ends);
+}
+
+bool fsdp_name_is_embedding(const char *name, size_t size)
+{
+    static const char *const ends[] = {"embedding.weight", "embeddings.weight", "embed.weight",
+                                       NULL};
+    return fsdp_name_is_vocabulary(name, size) || ends_in_one(name, size, ends);
+}
+
+/* Only names at the top or in one module: deeper ones are outputs of layers. */
+bool fsdp_name_is_head(const char *name, size_t size)
+{
+    static const char *const ends[] = {"lm_head.weight", "predictions.decoder.weight", NULL};
+    static const char *const tops[] = {"output.weight", "embed_out.weight", NULL};
+    size_t dots = 0;
+    for (size_t i = 0; i < size; i++)
+        dots += name[i] == '.';
+    return ends_in_one(name, size, ends) || (dots <= 2 && ends_in_one(name, size, tops));
+}
+
+/* --- names that a class ties ------------------------------------------------------------------ */
 
 static const char *next_of(const char *line)
 {

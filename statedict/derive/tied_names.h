@@ -11,6 +11,12 @@
 #include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/sd/names.h"
 
+/* True for an input embedding (fsdp_name_is_head: the weight of the output), by the end of the name. */
+bool fsdp_name_is_embedding(const char *name, size_t size);
+/* True for an input embedding of a vocabulary, with one row per word. */
+bool fsdp_name_is_vocabulary(const char *name, size_t size);
+bool fsdp_name_is_head(const char *name, size_t size);
+
 /* A model by its config.json. */
 typedef struct fsdp_tied_model {
     const char *class_name;    /* the first of architectures */

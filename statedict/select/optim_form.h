@@ -3,7 +3,7 @@
  * list of groups with the names of their parameters, or flat, every member once per parameter.
  *
  * In: the description of a target and the form that the caller wants. Out: a description whose entries
- * below "param_groups" have that form; tensors and all other entries stay. convert_plan.c calls it for
+ * below "param_groups" have that form; tensors and all other entries stay. convert_select.c calls it for
  * targets of PyTorch, after relayout.h. Local and without I/O.
  */
 #ifndef FSDP_OPTIM_FORM_H

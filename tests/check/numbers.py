@@ -84,7 +84,7 @@ def check_scenarios():
 
 def check_stages():
     """The table of stages, the comment of plan_notes.h and the page have the same names in the same order."""
-    table = re.search(r"\} table\[\] = \{\n(.*?)\n\};", read("statedict/convert/convert_plan.c"), re.S)[1]
+    table = re.search(r"\} table\[\] = \{\n(.*?)\n\};", read("statedict/convert/convert_select.c"), re.S)[1]
     stages = re.findall(r'\{"(\w+)",', table)
     comment = re.search(r"typedef struct fsdp_convert_stage \{\n(.*?)char text",
                         read("statedict/convert/plan_notes.h"), re.S)[1]

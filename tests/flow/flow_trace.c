@@ -247,7 +247,7 @@ static const struct step {
     {"formats/native/native_read.c", 6, "formats/native/native_write.c"},
     {"formats/native/native_write.c", 6, "formats/native/native_read.c"},
     {"statedict/convert/convert.c", 3, NULL},
-    {"statedict/convert/convert_plan.c", 3, NULL},
+    {"statedict/convert/convert_select.c", 3, NULL},
     {"statedict/convert/output_place.c", 3, NULL},
     {"formats/dcp/dcp_read.c", 6, NULL},
     {"formats/source/source_read.c", 6, NULL},

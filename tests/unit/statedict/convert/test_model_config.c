@@ -2,8 +2,7 @@
 #include "base/data/json.h"
 #include "base/core/mem.h"
 #include "statedict/convert/copied.h"
-#include "statedict/convert/model_config.h"
-#include "statedict/convert/ties.h"
+#include "statedict/derive/tied_names.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

@@ -1,14 +1,14 @@
 /*
- * Plans a conversion: selects entries, makes the target's layout, divides the memory, counts the files, and
- * checks the destination. Writes nothing. See convert_job.h.
+ * Chooses what a conversion moves: opens the source, puts the stages of derived tensors on it, finds names
+ * for loaders and names of one tensor, and describes the target. Writes nothing. See convert_job.h.
  */
-#include "statedict/convert/convert_job.h"
 #include "base/data/flow.h"
 #include "base/data/name_path.h"
+#include "base/text.h"
 #include "formats/source.h"
 #include "kernels/quants.h"
-#include "statedict/checkpoint/digests.h"
-#include "statedict/commit/space.h"
+#include "statedict/checkpoint/same_tensors.h"
+#include "statedict/convert/convert_job.h"
 #include "statedict/derive/adapter.h"
 #include "statedict/derive/dequant.h"
 #include "statedict/derive/numbered_optim.h"
@@ -19,7 +19,6 @@
 #include "statedict/run/remote_path.h"
 #include "statedict/sd/layout_internal.h"
 #include "statedict/select/drop_rules.h"
-#include "statedict/select/metadata.h"
 #include "statedict/select/model_part.h"
 #include "statedict/select/optim_form.h"
 #include "statedict/select/relayout.h"
@@ -27,6 +26,35 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+
+/* === opening the source ======================================================================= */
+
+/* True when the format or the selection takes more than the model: then a directory of parts is read as
+ * fsdp_open_opts.whole has it. */
+static bool takes_whole(const fsdp_convert_opts *opts)
+{
+    const fsdp_format *target = opts->format ? fsdp_format_to(opts->format) : NULL;
+    bool is_model = target && target->caps.model_only;
+    return opts->select.only == FSDP_ONLY_DEFAULT ? !is_model && !opts->select.part
+                                                  : opts->select.only != FSDP_ONLY_MODEL;
+}
+
+/* Opens the source of a conversion with the options' format and limits. */
+static fsdp_status open_source(const char *from, const fsdp_convert_opts *opts,
+                               fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    fsdp_open_opts open = opts->open;
+    open.whole = takes_whole(opts);
+    open.memory = opts->memory;
+    open.watch = &opts->watch;
+    FSDP_TRY(fsdp_checkpoint_open(from, &open, checkpoint_out, err));
+    bool is_empty = fsdp_sd_count((*checkpoint_out)->manifest.sd) == 0;
+    if (!is_empty || fsdp_checkpoint_missing_count(*checkpoint_out) == 0)
+        return FSDP_OK;
+    fsdp_checkpoint_close(*checkpoint_out);
+    *checkpoint_out = NULL;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "all files of '%s' that hold data are missing", from);
+}
 
 /* === names for loaders ======================================================================== */
 
@@ -495,29 +523,272 @@ static fsdp_status derive_source(convert_job *job, fsdp_checkpoint *source, fsdp
     return st;
 }
 
-/* === the plan ================================================================================= */
+/* === tied weights ============================================================================= */
 
-enum { CHUNK_LEAST = 64 << 10, BUFFERS_LEAST = 8 << 20 };
+/* Several names of one tensor: finds them, chooses the name that stays, and leaves out the others (--tied).
+ * docs/formats.md, "Tied weights". */
 
-bool fsdp_convert_has_data(const convert_job *job, size_t entry)
+enum { PAIRS_MOST = 16, COMPARED_BYTES = 1 << 20 };
+
+/* --- the name that stays ----------------------------------------------------------------------- */
+
+/* Smaller is better: embeddings, others, heads; then in the order of bytes. */
+static int preference(const fsdp_selected *selected)
 {
-    fsdp_entry_kind kind = fsdp_sd_at(job->sd, entry)->kind;
-    return kind == FSDP_ENTRY_TENSOR || (kind == FSDP_ENTRY_ALIAS && !job->format->caps.aliases);
+    return fsdp_name_is_embedding(selected->name, selected->name_size) ? 0
+           : fsdp_name_is_head(selected->name, selected->name_size)    ? 2
+                                                                       : 1;
 }
 
-/* The target is compressed, in chunks. */
-static bool encodes_chunks(const convert_job *job)
+static bool is_better(const fsdp_selected *a, const fsdp_selected *b)
 {
-    return job->opts.compress && job->format->caps.compresses;
+    int x = preference(a), y = preference(b);
+    if (x != y)
+        return x < y;
+    size_t size = a->name_size < b->name_size ? a->name_size : b->name_size;
+    int order = size > 0 ? memcmp(a->name, b->name, size) : 0;
+    return order != 0 ? order < 0 : a->name_size < b->name_size;
 }
 
-fsdp_dtype fsdp_convert_source_dtype(const convert_job *job, size_t entry)
+/* --- finding ties ----------------------------------------------------------------------------- */
+
+typedef struct tie_rules {
+    const fsdp_convert_opts *opts;
+    const fsdp_format *target;
+    int config;             /* tie_word_embeddings of config.json: 1, 0, or -1: missing */
+    const char *class_name; /* of the model, whose tied names are known by it; or "" */
+    const char *to;         /* spool files go beside this path */
+} tie_rules;
+
+typedef struct tie_search {
+    fsdp_checkpoint *from;
+    const tie_rules *rules;
+    fsdp_selection *selection;
+    size_t count;     /* of entries */
+    size_t *one;      /* per entry: the entry that represents its tensor */
+    bool *is_further; /* per entry: transformers saves the tensor under another name */
+} tie_search;
+
+/* --- equal bytes ------------------------------------------------------------------------------ */
+
+typedef struct comparison {
+    fsdp_checkpoint *checkpoint;
+    size_t a, b; /* tensors */
+    char *data;  /* room for a slab of each */
+    fsdp_reader reader;
+} comparison;
+
+static fsdp_status compare_bytes(comparison *work, bool *equal_out, fsdp_error *err)
 {
-    const fsdp_sd *from = job->from->manifest.sd;
-    return fsdp_sd_at(from, fsdp_sd_tensor_of(from, job->source[entry]))->dtype;
+    const fsdp_entry *entry = fsdp_sd_at(work->checkpoint->manifest.sd, work->a);
+    int64_t size = (int64_t)fsdp_dtype_size(entry->dtype);
+    char *other = work->data + COMPARED_BYTES;
+    fsdp_slabs slabs = {0};
+    fsdp_box slab;
+    *equal_out = true;
+    while (*equal_out &&
+           fsdp_slabs_next(&slabs, entry->ndim, entry->shape, COMPARED_BYTES / size, &slab)) {
+        fsdp_read_target first = {.box = slab, .dtype = entry->dtype, .data = work->data},
+                         second = {.box = slab, .dtype = entry->dtype, .data = other};
+        fsdp_read_request requests[] = {{work->a, &first, 1, &work->reader, NULL},
+                                        {work->b, &second, 1, &work->reader, NULL}};
+        FSDP_TRY(fsdp_checkpoint_get(work->checkpoint, &requests[0], err));
+        FSDP_TRY(fsdp_checkpoint_get(work->checkpoint, &requests[1], err));
+        *equal_out = memcmp(work->data, other, (size_t)(fsdp_box_count(&slab) * size)) == 0;
+    }
+    return FSDP_OK;
 }
 
-/* --- select ----------------------------------------------------------------------------------- */
+/* Opens the source a second time, because reading packed bytes here would change how the conversion reads.
+ * Derived tensors are only in the checkpoint that is open. */
+static fsdp_status are_equal(const tie_search *search, size_t a, size_t b, bool *equal_out,
+                             fsdp_error *err)
+{
+    const fsdp_convert_opts *opts = search->rules->opts;
+    bool is_derived = search->from->is_derived;
+    comparison work = {.checkpoint = search->from, .a = a, .b = b};
+    if (!is_derived)
+        FSDP_TRY(open_source(search->from->path, opts, &work.checkpoint, err));
+    work.data = fsdp_alloc_pages(2 * COMPARED_BYTES);
+    fsdp_status st = work.data ? FSDP_OK : fsdp_fail_memory(err, "tied weights");
+    if (st == FSDP_OK)
+        st = fsdp_checkpoint_set_memory(work.checkpoint, opts->memory, search->rules->to, err);
+    if (st == FSDP_OK)
+        st = compare_bytes(&work, equal_out, err);
+    fsdp_reader_release(&work.reader);
+    fsdp_free(work.data);
+    if (!is_derived)
+        fsdp_checkpoint_close(work.checkpoint);
+    return st;
+}
+
+static bool is_kept(const tie_search *search, size_t i, bool (*is_named)(const char *, size_t))
+{
+    const fsdp_selected *selected = fsdp_selection_at(search->selection, i);
+    return selected->is_kept && is_named(selected->name, selected->name_size) &&
+           fsdp_sd_at(search->from->manifest.sd, i)->kind != FSDP_ENTRY_VALUE;
+}
+
+static bool may_be_equal(const tie_search *search, size_t a, size_t b)
+{
+    const fsdp_entry *x = fsdp_sd_at(search->from->manifest.sd, search->one[a]);
+    const fsdp_entry *y = fsdp_sd_at(search->from->manifest.sd, search->one[b]);
+    return search->one[a] != search->one[b] && x->dtype == y->dtype && x->ndim == y->ndim &&
+           fsdp_entry_bytes(x) > 0 &&
+           memcmp(x->shape, y->shape, (size_t)x->ndim * sizeof *x->shape) == 0;
+}
+
+static void unite(tie_search *search, size_t a, size_t b)
+{
+    size_t from = search->one[b];
+    for (size_t i = 0; i < search->count; i++)
+        if (search->one[i] == from)
+            search->one[i] = search->one[a];
+}
+
+static fsdp_status find_equal(tie_search *search, fsdp_error *err)
+{
+    int pairs = 0;
+    for (size_t a = 0; a < search->count; a++) {
+        if (!is_kept(search, a, fsdp_name_is_head))
+            continue;
+        for (size_t b = 0; b < search->count; b++) {
+            bool equal = false;
+            if (!is_kept(search, b, fsdp_name_is_embedding) || !may_be_equal(search, a, b) ||
+                pairs++ >= PAIRS_MOST)
+                continue;
+            FSDP_TRY(are_equal(search, search->one[a], search->one[b], &equal, err));
+            if (equal)
+                unite(search, a, b);
+        }
+    }
+    return FSDP_OK;
+}
+
+static int64_t find_kept(const tie_search *search, const char *name, size_t size)
+{
+    for (size_t i = 0; i < search->count; i++) {
+        const fsdp_selected *selected = fsdp_selection_at(search->selection, i);
+        if (selected->is_kept && selected->name_size == size &&
+            memcmp(selected->name, name, size) == 0)
+            return fsdp_sd_at(search->from->manifest.sd, i)->kind == FSDP_ENTRY_VALUE ? -1
+                                                                                      : (int64_t)i;
+    }
+    return -1;
+}
+
+/* Names that the class of the model ties. */
+static fsdp_status find_pairs(tie_search *search, fsdp_error *err)
+{
+    const fsdp_tied_model model = {.class_name = search->rules->class_name, .says = 1};
+    fsdp_tied_pair pair;
+    for (size_t i = 0; fsdp_tied_pair_at(&model, i, &pair); i++) {
+        int64_t a = find_kept(search, pair.other, pair.other_size);
+        int64_t b = find_kept(search, pair.name, pair.name_size);
+        if (a < 0 || b < 0)
+            continue;
+        bool equal = search->one[a] == search->one[b];
+        if (may_be_equal(search, (size_t)a, (size_t)b))
+            FSDP_TRY(are_equal(search, search->one[a], search->one[b], &equal, err));
+        if (equal)
+            unite(search, (size_t)a, (size_t)b);
+        search->is_further[b] = equal;
+    }
+    return FSDP_OK;
+}
+
+/* --- leaving out ------------------------------------------------------------------------------ */
+
+static fsdp_status add_tie(fsdp_ties *ties, const fsdp_selected *dropped, const fsdp_selected *kept,
+                           fsdp_error *err)
+{
+    fsdp_convert_tie tie = {.dropped =
+                                fsdp_arena_strndup(&ties->arena, dropped->name, dropped->name_size),
+                            .dropped_size = dropped->name_size,
+                            .kept = fsdp_arena_strndup(&ties->arena, kept->name, kept->name_size),
+                            .kept_size = kept->name_size};
+    if (!tie.dropped || !tie.kept ||
+        !fsdp_grow(&ties->items, &ties->room, ties->count + 1, sizeof *ties->items))
+        return fsdp_fail_memory(err, "tied weights");
+    ties->items[ties->count++] = tie;
+    return FSDP_OK;
+}
+
+static bool can_be_noted(const fsdp_format *target, const fsdp_selected *dropped,
+                         const fsdp_selected *kept)
+{
+    return !target->caps.notes_ties || target->writer->notes_tie(dropped->name, dropped->name_size,
+                                                                 kept->name, kept->name_size);
+}
+
+/* True when entry a is the name to keep of the two. */
+static bool is_better_entry(const tie_search *search, size_t a, size_t b)
+{
+    return search->is_further[a] != search->is_further[b]
+               ? search->is_further[b]
+               : is_better(fsdp_selection_at(search->selection, a),
+                           fsdp_selection_at(search->selection, b));
+}
+
+static fsdp_status leave_out(tie_search *search, fsdp_ties *ties, fsdp_error *err)
+{
+    size_t *best = fsdp_alloc(search->count, sizeof *best); /* per representative, counted from 1 */
+    fsdp_status st = best ? FSDP_OK : fsdp_fail_memory(err, "tied weights");
+    for (size_t i = 0; i < search->count && st == FSDP_OK; i++) {
+        const fsdp_selected *selected = fsdp_selection_at(search->selection, i);
+        size_t *known = &best[search->one[i]];
+        if (selected->is_kept && (*known == 0 || is_better_entry(search, i, *known - 1)))
+            *known = i + 1;
+    }
+    for (size_t i = 0; i < search->count && st == FSDP_OK; i++) {
+        const fsdp_selected *selected = fsdp_selection_at(search->selection, i);
+        if (!selected->is_kept || best[search->one[i]] == i + 1)
+            continue;
+        const fsdp_selected *kept = fsdp_selection_at(search->selection, best[search->one[i]] - 1);
+        if (selected->dtype != kept->dtype || !can_be_noted(search->rules->target, selected, kept))
+            continue;
+        st = add_tie(ties, selected, kept, err);
+        fsdp_selection_leave_out(search->selection, i);
+    }
+    fsdp_free(best);
+    return st;
+}
+
+/*
+ * Takes tied names out of the selection. Known ties: aliases, and tensors of a foreign checkpoint that lie in
+ * the same bytes. If the rules ask for it, also an output and an input embedding, and names that the class
+ * ties, whose bytes are read and are equal.
+ */
+static fsdp_status drop_ties(fsdp_checkpoint *from, const tie_rules *rules,
+                             fsdp_selection *selection, fsdp_ties *ties, fsdp_error *err)
+{
+    fsdp_tied mode = rules->opts->tied;
+    bool notes = rules->target->caps.notes_ties;
+    bool is_left = mode == FSDP_TIED_AUTO && (!notes || rules->config == 0);
+    if (mode == FSDP_TIED_KEEP || is_left)
+        return FSDP_OK;
+    tie_search search = {.from = from,
+                         .rules = rules,
+                         .selection = selection,
+                         .count = fsdp_sd_count(from->manifest.sd)};
+    search.one = fsdp_alloc(search.count, sizeof *search.one);
+    search.is_further = fsdp_alloc(search.count, sizeof *search.is_further);
+    bool looks = mode == FSDP_TIED_DROP || rules->config == 1;
+    fsdp_status st = search.one && search.is_further
+                         ? fsdp_same_tensors(from, looks, search.one, err)
+                         : fsdp_fail_memory(err, "tied weights");
+    if (st == FSDP_OK && looks)
+        st = find_equal(&search, err);
+    if (st == FSDP_OK && looks)
+        st = find_pairs(&search, err);
+    if (st == FSDP_OK)
+        st = leave_out(&search, ties, err);
+    fsdp_free(search.one);
+    fsdp_free(search.is_further);
+    return st;
+}
+
+/* === the selection ============================================================================ */
 
 static fsdp_status check_ranks(const convert_job *job, fsdp_error *err)
 {
@@ -576,12 +847,12 @@ static fsdp_status describe_selected(convert_job *job, fsdp_selection *selection
                                .mesh = job->mesh ? job->mesh : job->opts.mesh,
                                .shard_dim = job->opts.shard_dim,
                                .under = job->opts.select.under};
-    fsdp_tie_rules rules = {.opts = &job->opts,
-                            .target = job->format,
-                            .config = job->copies.tied,
-                            .class_name = job->config.kind.class_name,
-                            .to = job->to};
-    FSDP_TRY(fsdp_ties_drop(job->from, &rules, selection, &job->ties, err));
+    tie_rules rules = {.opts = &job->opts,
+                       .target = job->format,
+                       .config = job->copies.tied,
+                       .class_name = job->config.kind.class_name,
+                       .to = job->to};
+    FSDP_TRY(drop_ties(job->from, &rules, selection, &job->ties, err));
     FSDP_TRY(fsdp_relayout(job->from->manifest.sd, &opts, selection, &job->sd, &job->source, err));
     FSDP_TRY(form_optim(job, err));
     job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
@@ -614,27 +885,14 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
     if (st == FSDP_OK)
         st = fsdp_plan_note_selected(plan, job, selection, &report, err);
     fsdp_export_report_release(&report);
-    if (st == FSDP_OK)
-        st = fsdp_plan_note_code(plan, job, selection, err);
     fsdp_selection_count(selection, &job->facts.selected);
     job->casts = job->facts.selected.cast > 0;
     fsdp_selection_free(selection);
     return st;
 }
 
-static fsdp_status check_chunk(int64_t chunk, fsdp_error *err)
-{
-    if (chunk == 0 || (chunk >= CHUNK_LEAST && chunk <= FSDP_CHUNK_BYTES))
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "chunks cannot have %" PRId64 " bytes; %d to %d are allowed", chunk,
-                     (int)CHUNK_LEAST, (int)FSDP_CHUNK_BYTES);
-}
-
-/* --- select ----------------------------------------------------------------------------------- */
-
 /* Chooses the texts that the result has beside its tensors, once the plan has counts of all changes. */
-static fsdp_status keep_metadata(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+static fsdp_status keep_metadata(convert_job *job, fsdp_error *err)
 {
     const fsdp_selection_counts *counts = &job->facts.selected;
     const int64_t changes = counts->renamed + counts->left_out + counts->dropped + counts->cast;
@@ -644,14 +902,7 @@ static fsdp_status keep_metadata(convert_job *job, fsdp_convert_plan *plan, fsdp
                                          fsdp_checkpoint_extra(job->from, "contradicting"),
                                      .renamed = counts->renamed,
                                      .is_changed = changes > 0 || job->from->is_derived};
-    fsdp_metadata_choice choice = {0};
-    fsdp_status st = fsdp_metadata_choose(&from, &job->opts.select, job->format, &choice, err);
-    if (st == FSDP_OK)
-        st = fsdp_plan_note_metadata(plan, job, &choice.left_out, err);
-    job->metadata = choice.kept;
-    choice.kept = NULL;
-    fsdp_metadata_choice_release(&choice);
-    return st;
+    return fsdp_metadata_choose(&from, &job->opts.select, job->format, &job->metadata, err);
 }
 
 /* Every target that takes the option needs the directory, though some only its config.json. A model of the
@@ -702,14 +953,12 @@ static fsdp_status find_copies(convert_job *job, const fsdp_checkpoint *source, 
     return st;
 }
 
-static fsdp_status select_entries(convert_job *job, const char *from, fsdp_convert_plan *plan,
-                                  fsdp_error *err)
+fsdp_status fsdp_convert_select(convert_job *job, const char *from, fsdp_convert_plan *plan,
+                                fsdp_error *err)
 {
-    if (job->format->caps.compresses)
-        FSDP_TRY(check_chunk(job->opts.chunk_bytes, err));
-    fsdp_flow("statedict/convert/convert_plan.c", "open '%s'", from);
+    fsdp_flow("statedict/convert/convert_select.c", "open '%s'", from);
     fsdp_checkpoint *source = NULL;
-    FSDP_TRY(fsdp_convert_open(from, &job->opts, &source, err));
+    FSDP_TRY(open_source(from, &job->opts, &source, err));
     plan->source = job->from = source;
     keep_full(job, source);
     job->facts.rounded = source->source ? fsdp_source_rounded_count(source->source) : 0;
@@ -720,211 +969,7 @@ static fsdp_status select_entries(convert_job *job, const char *from, fsdp_conve
     FSDP_TRY(find_copies(job, source, err));
     FSDP_TRY(fit_names(job, err));
     FSDP_TRY(describe_target(job, plan, err));
-    FSDP_TRY(keep_metadata(job, plan, err));
+    FSDP_TRY(keep_metadata(job, err));
     job->cast_sums = fsdp_alloc((size_t)job->file_count, sizeof *job->cast_sums);
     return job->cast_sums ? FSDP_OK : fsdp_fail_memory(err, "a conversion");
-}
-
-/* --- memory ----------------------------------------------------------------------------------- */
-
-static int64_t budget(const convert_job *job)
-{
-    return job->opts.memory > 0 ? job->opts.memory : FSDP_MEMORY_DEFAULT;
-}
-
-static void limit_threads(convert_job *job, int64_t most)
-{
-    if (most < job->threads)
-        job->threads = most < 1 ? 1 : (int)most;
-}
-
-static int64_t clamp(int64_t value, int64_t least, int64_t most)
-{
-    return value < least ? least : value > most ? most : value;
-}
-
-/* Bytes that do not depend on the budget. */
-static int64_t fixed_room(const convert_job *job, const convert_room *room)
-{
-    enum { TEXT_BYTES = 300 }; /* of an entry in a manifest, in a buffer that doubles its size */
-    int64_t finishing = room->per_thread * job->threads;
-    int64_t publishing = 2 * TEXT_BYTES * (int64_t)fsdp_sd_count(job->sd);
-    return room->fixed + (room->per_thread > 0 && finishing < publishing ? publishing : finishing);
-}
-
-/* Encoders hold twice four chunks per thread, and every file may hold an incomplete chunk. */
-static int64_t encoder_chunks(const convert_job *job)
-{
-    return 8 * job->threads + job->group_files;
-}
-
-/*
- * A quarter for the records of files, half for slabs, the rest for finishing and checking files. An encoded
- * target: a quarter for slabs, half for chunks.
- */
-static void divide_memory(convert_job *job)
-{
-    convert_room room = job->target->room(job);
-    bool encoded = job->from->info.compressed, encodes = encodes_chunks(job);
-    fsdp_reading reading = fsdp_checkpoint_reading(job->from);
-    int64_t memory = budget(job), apart = reading.apart;
-    job->threads = fsdp_block_readers_within(job->opts.threads, memory / 4, encoded);
-    limit_threads(job, reading.threads);
-    if (reading.per_thread > 0)
-        limit_threads(job, memory / 2 / reading.per_thread);
-    memory -= reading.per_thread * job->threads;
-    if (room.per_thread > 0)
-        limit_threads(job, memory / 4 / room.per_thread);
-    if (!job->target->is_ordered)
-        limit_threads(job, apart / room.slab_least);
-    job->workers = encodes ? 1 : job->threads;
-    if (room.fixed > 0) {
-        memory -= fixed_room(job, &room);
-        memory = memory < BUFFERS_LEAST ? BUFFERS_LEAST : memory;
-    }
-    int64_t files = room.per_file > 0 ? memory / 4 / room.per_file : job->file_count;
-    job->group_files = (int)clamp(files, 1, job->file_count);
-    int64_t slab = memory / (encodes ? 4 : 2) / job->threads - fsdp_block_reader_bytes(encoded);
-    apart /= job->target->is_ordered ? 1 : job->threads;
-    job->slab_bytes = clamp(slab < apart ? slab : apart, room.slab_least, room.slab_most);
-    job->chunk_bytes = FSDP_CHUNK_BYTES;
-    while (job->chunk_bytes > memory / 2 / encoder_chunks(job) && job->chunk_bytes > CHUNK_LEAST)
-        job->chunk_bytes /= 2;
-    if (job->opts.chunk_bytes > 0)
-        job->chunk_bytes = job->opts.chunk_bytes;
-}
-
-static int64_t peak_memory(const convert_job *job)
-{
-    convert_room room = job->target->room(job);
-    int64_t worker = job->slab_bytes + fsdp_block_reader_bytes(job->from->info.compressed) +
-                     fsdp_checkpoint_reading(job->from).per_thread;
-    int64_t chunks = encodes_chunks(job) ? job->chunk_bytes * encoder_chunks(job) : 0;
-    return fixed_room(job, &room) + worker * job->workers + chunks +
-           room.per_file * job->group_files;
-}
-
-/* A slab is read in its pieces, column by column if they are columns; every group reads all tensors. */
-static fsdp_status announce_reading(convert_job *job, fsdp_error *err)
-{
-    int64_t apart = fsdp_checkpoint_reading(job->from).apart;
-    bool columns = job->file_count > 1 && job->opts.shard_dim > 0 && job->slab_bytes > apart;
-    bool repeated = columns || job->group_files < job->file_count;
-    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++)
-        if (fsdp_convert_has_data(job, i))
-            FSDP_TRY(fsdp_checkpoint_announce(job->from, job->source[i], repeated, err));
-    return FSDP_OK;
-}
-
-/* --- memory and threads ----------------------------------------------------------------------- */
-
-static bool is_in_tuple(const fsdp_entry *entry)
-{
-    for (size_t i = 0; i < entry->path_count; i++)
-        if (fsdp_path_in_tuple(entry->path[i]))
-            return true;
-    return false;
-}
-
-static fsdp_status count_work(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
-{
-    plan->world = job->world;
-    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
-        const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
-        bool has_data = fsdp_convert_has_data(job, i);
-        plan->tensors += has_data;
-        plan->values += entry->kind == FSDP_ENTRY_VALUE;
-        plan->aliases += entry->kind == FSDP_ENTRY_ALIAS && !has_data;
-        if (!has_data)
-            continue;
-        job->facts.in_tuples += job->format->caps.lists_tuples && is_in_tuple(entry);
-        entry = fsdp_sd_at(job->sd, fsdp_sd_tensor_of(job->sd, i));
-        int64_t bytes = fsdp_entry_bytes(entry);
-        job->tensor_bytes += bytes;
-        plan->bytes_read += bytes / (int64_t)fsdp_dtype_size(entry->dtype) *
-                            (int64_t)fsdp_dtype_size(fsdp_convert_source_dtype(job, i));
-    }
-    if (job->world > 1 && job->kind == FSDP_SHARDED)
-        job->facts.short_tensors = fsdp_relayout_count_short(job->sd, job->opts.shard_dim);
-    if (!job->opts.skip_verify)
-        plan->bytes_checked =
-            fsdp_checkpoint_check_bytes(job->from) + fsdp_digests_bytes(job->io, job->from->path);
-    plan->bytes_spooled = fsdp_checkpoint_reading(job->from).spooled;
-    plan->peak_memory = peak_memory(job);
-    return job->target->measure(job, plan, err);
-}
-
-/* Checks the memory for descriptions of many tensors, which the budget does not limit. */
-static fsdp_status check_memory(const convert_job *job, const fsdp_convert_plan *plan,
-                                fsdp_error *err)
-{
-    const int64_t beside = 32 << 20, unit = 1 << 20;
-    int64_t wanted = plan->peak_memory - beside;
-    if (job->opts.memory <= 0 || wanted <= job->opts.memory)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_LIMIT,
-                     "converting %zu entries into %d files takes %" PRId64
-                     " MiB of memory; allow %" PRId64 "M or more",
-                     fsdp_sd_count(job->sd), job->file_count, (plan->peak_memory + unit - 1) / unit,
-                     (wanted + unit - 1) / unit);
-}
-
-/* The result must fit on the disk before work starts; compression is not counted, since it is unknown. */
-static fsdp_status check_space(const convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
-{
-    fsdp_space space;
-    int64_t more = plan->bytes_spooled;
-    bool encodes = encodes_chunks(job);
-    if (job->opts.resume && !encodes)
-        more -= fsdp_resume_bytes(job->io, job->to, job->hash);
-    fsdp_volume volume = {.kind = job->kind,
-                          .world = job->file_count,
-                          .compress = encodes,
-                          .with_view = !job->opts.skip_view,
-                          .is_exact = job->format->writer->ops != NULL,
-                          .more = more};
-    plan->bytes_needed =
-        volume.is_exact ? plan->bytes_written + more : fsdp_volume_room(job->sd, &volume);
-    fsdp_status st = fsdp_require_space(job->io, job->to, &volume, plan->bytes_needed, &space, err);
-    plan->free_bytes = space.free_bytes;
-    return st;
-}
-
-/* After a failure because something is at the target: finds out whether it could be replaced. */
-static fsdp_status ask_overwrite(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
-{
-    fsdp_error other = {0};
-    if (job->opts.overwrite)
-        return FSDP_ERR_EXISTS;
-    job->opts.overwrite = job->place.overwrite = true;
-    fsdp_status st = job->target->check_place(job, &other);
-    if (st == FSDP_OK)
-        st = check_memory(job, plan, &other);
-    if (st == FSDP_OK)
-        st = check_space(job, plan, &other);
-    job->opts.overwrite = job->place.overwrite = false;
-    plan->may_overwrite = st == FSDP_OK;
-    if (st == FSDP_ERR_EXISTS && err)
-        *err = other;
-    return FSDP_ERR_EXISTS;
-}
-
-fsdp_status fsdp_convert_prepare(convert_job *job, const char *from, fsdp_convert_plan *plan,
-                                 fsdp_error *err)
-{
-    FSDP_TRY(select_entries(job, from, plan, err));
-    FSDP_TRY(fsdp_checkpoint_set_memory(job->from, job->opts.memory, job->to, err));
-    divide_memory(job);
-    FSDP_TRY(announce_reading(job, err));
-    FSDP_TRY(count_work(job, plan, err));
-    FSDP_TRY(fsdp_plan_note(plan, job, err));
-    fsdp_flow("statedict/convert/convert_plan.c", "plan: %d files, slabs of at most %lld bytes",
-              plan->files, (long long)job->slab_bytes);
-    FSDP_TRY(fsdp_plan_identify(job, job->hash, err));
-    fsdp_status st = job->target->check_place(job, err);
-    if (st == FSDP_ERR_EXISTS)
-        return ask_overwrite(job, plan, err);
-    FSDP_TRY(st);
-    FSDP_TRY(check_memory(job, plan, err));
-    return check_space(job, plan, err);
 }
