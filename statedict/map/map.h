@@ -6,14 +6,12 @@
  * In: a map (a file, or a built-in one by name) and an opened checkpoint. Out: the checkpoint under the names
  * of the other side, whose tensors are computed while they are read (derive/).
  *
- *   map_file.c     text -> rules                       map_pattern.c  names with {variables}
- *   map_frames.c   rules for further names: frames, single rows, a key above the model
+ *   map_file.c     text -> rules, for further names too: frames, single rows, a key above the model
  *   map_size.c     sizes: expressions over numbers of the checkpoint and of config.json
  *   map_apply.c    names -> bindings of the variables, rule by rule; the steps of a rule -> derived tensors
  *   map_choice.c   the map of a conversion: the user's, a built-in one (texts in builtin/), or "hub",
- *                  whose rules are those of the model's class, in hub_names.txt
- *   map_config.c   a config.json for a source without one
- *   map_opened.c   fsdp_checkpoint_map: an opened checkpoint under other names
+ *                  whose rules are those of the model's class, in hub_names.txt; and of an opened
+ *                  checkpoint; a config.json for a source without one
  *   map_gguf.c     the key-value pairs of a GGUF file; map_megatron.c: the objects of a Megatron checkpoint
  *
  * Local; one thread. Callers: convert, and tools through fsdp_checkpoint_map.
@@ -36,18 +34,10 @@ typedef struct fsdp_map fsdp_map;
 /* Reads a map. FSDP_ERR_USAGE names the line that is wrong. */
 fsdp_status fsdp_map_parse(const char *text, size_t size, const char *path, fsdp_map **map_out,
                            fsdp_error *err);
-/* Reads a map file of at most 1 MiB. */
-fsdp_status fsdp_map_open(fsdp_io *io, const char *path, fsdp_map **map_out, fsdp_error *err);
 /* Every name of its rules gets the key before it: "model.", which must not have '{' or '*'. */
 fsdp_status fsdp_map_put_below(fsdp_map *map, const char *key, size_t size, fsdp_error *err);
 void fsdp_map_free(fsdp_map *map);     /* accepts NULL */
-const char *fsdp_map_name(const fsdp_map *map);
-/* The layout of a side, and whether the map is for the type of a model of transformers; one without types is
- * for all. */
 const char *fsdp_map_layout(const fsdp_map *map, bool right);
-bool fsdp_map_is_for(const fsdp_map *map, const char *model_type);
-/* True when the type is one of the types ("llama mistral"), or these are none (""). */
-bool fsdp_map_types_have(const char *types, const char *model_type);
 
 /* --- map_apply.c --- */
 
@@ -61,15 +51,6 @@ typedef struct fsdp_map_call {
     bool (*may_stay)(void *context, const fsdp_entry *entry);
     void *context;
 } fsdp_map_call;
-
-/* True when a side of the map takes tensors, and all that may not stay as they are. */
-bool fsdp_map_fits(const fsdp_map *map, bool from_right, const fsdp_sd *sd, const fsdp_map_call *call);
-/* Counts the tensors that a side of the map takes. */
-size_t fsdp_map_count(const fsdp_map *map, bool from_right, const fsdp_sd *sd);
-
-/* True for "optim.state.NAME.exp_avg" that no rule takes, of a NAME that one does; root_size: bytes of the
- * key that fsdp_map_put_below has put before it. */
-bool fsdp_map_takes_moment(const fsdp_map *map, bool from_right, const fsdp_entry *entry, size_t root_size);
 
 /*
  * Replaces the checkpoint by one under the names of the other side; it is closed and NULL after a failure.
@@ -87,6 +68,15 @@ typedef struct fsdp_builtin_map {
     const char *types;         /* "llama mistral", whose descriptions name the map; "": any */
     const char *text;
 } fsdp_builtin_map;
+
+/* True when the type of a model of transformers is one of the types ("llama mistral"), or these are none
+ * (""); and whether the map is for it. */
+bool fsdp_map_types_have(const char *types, const char *model_type);
+bool fsdp_map_is_for(const fsdp_map *map, const char *model_type);
+
+/* True for "optim.state.NAME.exp_avg" that no rule takes, of a NAME that one does; root_size: bytes of the
+ * key that fsdp_map_put_below has put before it. */
+bool fsdp_map_takes_moment(const fsdp_map *map, bool from_right, const fsdp_entry *entry, size_t root_size);
 
 /* NULL behind the last. */
 const fsdp_builtin_map *fsdp_map_builtin_at(size_t i);
@@ -117,6 +107,14 @@ typedef struct fsdp_map_sides {
 fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **checkpoint,
                             fsdp_map_sides *sides_out, fsdp_error *err);
 
+/*
+ * Makes a config.json of the pairs of GGUF, or of the params.json beside a Llama of Meta where the
+ * user asks for transformers' names. There is none when none is needed or can be made. FSDP_ERR_USAGE:
+ * numbers are missing that only the model's own config.json has.
+ */
+fsdp_status fsdp_map_make_config(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
+                                 fsdp_config_file *config_out, fsdp_error *err);
+
 /* --- map_gguf.c --- */
 
 /* Adds behind all entries the pairs of general.*, of the model's numbers and of its tokenizer, from the
@@ -125,16 +123,6 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
 fsdp_status fsdp_map_add_gguf_pairs(const fsdp_map_request *request, fsdp_dtype dtype,
                                     fsdp_checkpoint **checkpoint, fsdp_gguf_found *tokenizer_out,
                                     fsdp_error *err);
-
-/* --- map_config.c --- */
-
-/*
- * Makes a config.json of the pairs of GGUF, or of the params.json beside a Llama of Meta where the
- * user asks for transformers' names. There is none when none is needed or can be made. FSDP_ERR_USAGE:
- * numbers are missing that only the model's own config.json has.
- */
-fsdp_status fsdp_map_make_config(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
-                                 fsdp_config_file *config_out, fsdp_error *err);
 
 /* --- map_megatron.c --- */
 

@@ -41,10 +41,6 @@ typedef struct map_run {
     bool counts_all[MAP_STEPS]; /* they are those of a line "numbered" */
 } map_run;
 
-/* --- map_apply.c --- */
-
-/* --- map_apply.c --- */
-
 static int compare_bindings(const void *a, const void *b)
 {
     const map_binding *x = a, *y = b;
@@ -157,6 +153,44 @@ static bool map_counted_find(const binding_list *keys, const map_step *step, int
     return true;
 }
 
+/* --- names ------------------------------------------------------------------------------------ */
+
+static bool render_rest(const map_binding *binding, fsdp_text *out)
+{
+    fsdp_text_add(out, binding->rest ? binding->rest : "", binding->rest_size);
+    return binding->rest != NULL;
+}
+
+static bool render_word(const char *words, int64_t number, fsdp_text *out)
+{
+    for (; number > 0; number--) {
+        words += strcspn(words, "|");
+        if (!*words)
+            return false;
+        words++;
+    }
+    fsdp_text_add(out, words, strcspn(words, "|"));
+    return true;
+}
+
+/* The name with the values of the binding. False when one has no value, or a number without a word. */
+static bool render_name(const map_pattern *pattern, const map_binding *binding, fsdp_text *out)
+{
+    for (int i = 0; i < pattern->count; i++) {
+        const map_piece *piece = &pattern->pieces[i];
+        fsdp_text_add(out, piece->text, piece->text_size);
+        if (piece->variable < 0)
+            continue;
+        int64_t value = binding->values[piece->variable];
+        if (value < 0 || (piece->is_rest && !render_rest(binding, out)) ||
+            (piece->words && !piece->is_rest && !render_word(piece->words, value, out)))
+            return false;
+        if (!piece->words)
+            fsdp_text_addf(out, "%" PRId64, value);
+    }
+    return true;
+}
+
 /* === steps ==================================================================================== */
 
 /* --- steps in both directions ----------------------------------------------------------------------- */
@@ -214,7 +248,7 @@ static fsdp_status make_stored(map_run *run, int number, const map_binding *bind
                                const fsdp_derived **out, fsdp_error *err)
 {
     fsdp_text name = {0};
-    bool is_known = map_pattern_render(&run->from[number], binding, &name);
+    bool is_known = render_name(&run->from[number], binding, &name);
     int64_t entry = name.failed || !is_known
                         ? -1
                         : fsdp_sd_find(run->sd, name.data ? name.data : "", name.size);
@@ -786,7 +820,7 @@ static fsdp_status add_tensor(map_run *run, int number, const map_binding *bindi
     const fsdp_derived *tensor = NULL;
     fsdp_text name = {0};
     FSDP_TRY(map_make(run, run->rule->step_count, number, binding, &tensor, err));
-    bool is_known = map_pattern_render(&run->to[number], binding, &name);
+    bool is_known = render_name(&run->to[number], binding, &name);
     fsdp_status st = FSDP_OK;
     if (name.failed)
         st = fsdp_fail_memory(err, "a name");
@@ -810,7 +844,7 @@ static fsdp_status rename_rest(map_run *run, fsdp_error *err)
         if (entry->kind == FSDP_ENTRY_VALUE || run->is_taken[i] ||
             !map_pattern_matches(&run->from[0], entry->name, entry->name_size, &binding))
             continue;
-        bool is_known = map_pattern_render(&run->to[0], &binding, &name);
+        bool is_known = render_name(&run->to[0], &binding, &name);
         fsdp_status st = name.failed ? fsdp_fail_memory(err, "a name")
                          : is_known
                              ? fsdp_derivation_rename(run->derivation, i,
@@ -862,88 +896,9 @@ static fsdp_status apply_rule(map_run *run, fsdp_error *err)
 
 /* --- the whole ---------------------------------------------------------------------------------------- */
 
-static bool holds(const map_rule *rule, bool from_right)
-{
-    return (rule->directions & (from_right ? MAP_TO_LEFT : MAP_TO_RIGHT)) != 0;
-}
-
-/* True when a rule takes the name, less the key of root_size bytes that its patterns begin with. */
-static bool takes_below(const fsdp_map *map, bool from_right, const char *name, size_t size,
-                        size_t root_size)
-{
-    map_binding binding;
-    for (size_t i = 0; i < map->rule_count; i++) {
-        const map_rule *rule = map->rules[i];
-        const map_pattern *from = from_right ? rule->right : rule->left;
-        int count = from_right ? rule->right_count : rule->left_count;
-        for (int k = 0; holds(rule, from_right) && k < count; k++) {
-            map_pattern below;
-            const map_pattern *pattern = &from[k];
-            if (pattern->pieces[0].text_size < root_size)
-                continue;
-            if (root_size > 0) { /* seldom: a pattern is large */
-                below = *pattern;
-                below.pieces[0].text += root_size;
-                below.pieces[0].text_size -= root_size;
-                pattern = &below;
-            }
-            if (map_pattern_matches(pattern, name, size, &binding))
-                return true;
-        }
-    }
-    return false;
-}
-
-static bool takes(const fsdp_map *map, bool from_right, const fsdp_entry *entry)
-{
-    return takes_below(map, from_right, entry->name, entry->name_size, 0);
-}
-
-bool fsdp_map_takes_moment(const fsdp_map *map, bool from_right, const fsdp_entry *entry,
-                           size_t root_size)
-{
-    static const char state[] = "state.";
-    const size_t size = sizeof state - 1;
-    size_t end = takes(map, from_right, entry) ? 0 : entry->name_size;
-    while (end > 0 && entry->name[end - 1] != '.')
-        end--;
-    for (size_t at = 0; at + size < end; at++) /* another key may end in the word, too */
-        if ((at == 0 || entry->name[at - 1] == '.') && memcmp(entry->name + at, state, size) == 0 &&
-            takes_below(map, from_right, entry->name + at + size, end - 1 - at - size, root_size))
-            return true;
-    return false;
-}
-
 static bool may_stay(const fsdp_map *map, const fsdp_map_call *call, const fsdp_entry *entry)
 {
     return map->keeps_others || (call->may_stay && call->may_stay(call->context, entry));
-}
-
-/* Most maps that are tried end at the first name. */
-bool fsdp_map_fits(const fsdp_map *map, bool from_right, const fsdp_sd *sd,
-                   const fsdp_map_call *call)
-{
-    bool has_taken = false;
-    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
-        const fsdp_entry *entry = fsdp_sd_at(sd, i);
-        if (entry->kind == FSDP_ENTRY_VALUE)
-            continue;
-        bool is_taken = takes(map, from_right, entry);
-        if (!is_taken && !may_stay(map, call, entry))
-            return false;
-        has_taken |= is_taken;
-    }
-    return has_taken;
-}
-
-size_t fsdp_map_count(const fsdp_map *map, bool from_right, const fsdp_sd *sd)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
-        const fsdp_entry *entry = fsdp_sd_at(sd, i);
-        count += entry->kind != FSDP_ENTRY_VALUE && takes(map, from_right, entry);
-    }
-    return count;
 }
 
 /* Values of the other layout mean nothing in one that has values of its own. */
@@ -1049,7 +1004,7 @@ static fsdp_status apply_rules(map_run *run, bool from_right, fsdp_error *err)
 {
     for (size_t i = 0; i < run->map->rule_count; i++) {
         const map_rule *rule = run->map->rules[i];
-        if (!holds(rule, from_right))
+        if (!(rule->directions & (from_right ? MAP_TO_LEFT : MAP_TO_RIGHT)))
             continue;
         choose_rule(run, rule, from_right);
         fsdp_status st = apply_rule(run, err);

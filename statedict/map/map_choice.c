@@ -1,16 +1,120 @@
-/* The map of a conversion: the one that the user names, or one that fits source and target. See map.h. */
-#include "statedict/map/map_config.h"
+/*
+ * The map of a conversion: the one that the user names, or one that fits source and target; and the map of an
+ * opened checkpoint, for tools that read it without a conversion. See map.h.
+ */
+#include "base/core/given.h"
 #include "statedict/checkpoint/checkpoint_internal.h"
+#include "statedict/derive/target_types.h"
+#include "statedict/gguf_model/gguf_values.h"
 #include "statedict/map/hub_names.h"
-#include "statedict/map/map.h"
 #include "statedict/map/map_rules.h"
 #include "statedict/map/map_texts.h"
 #include "statedict/models/config.h"
+#include "statedict/models/params_config.h"
 #include "statedict/select/drop_rules.h"
 #include "statedict/select/model_part.h"
 
 #include <stdio.h>
 #include <string.h>
+
+enum { FILE_MOST = 1 << 20 };
+
+/* === a config.json for a source without one =================================================== */
+
+/* Loaders of Hugging Face's directories and of GGUF files ask for its numbers, and the source has them in
+ * another form. */
+
+/* Other formats may keep the pairs of GGUF, too. */
+static bool has_pairs(const fsdp_sd *sd)
+{
+    static const char pair[] = "general.architecture";
+    return fsdp_sd_find(sd, pair, sizeof pair - 1) >= 0;
+}
+
+/* Whether the user wants the tensors alone, without the pairs. */
+static bool drops_pairs(const fsdp_map_request *request)
+{
+    const fsdp_select_opts *select = &request->opts->select;
+    for (size_t i = 0; i < select->drop_count; i++)
+        if (strcmp(select->drops[i], "values") == 0)
+            return true;
+    return false;
+}
+
+/* The pairs have all numbers but for those that tensors of scaled rotary frequencies were computed from. */
+static fsdp_status from_gguf(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
+                             fsdp_text *out, fsdp_error *err)
+{
+    static const char *const scalings[] = {"rope_freqs.weight", "rope_factors_long.weight",
+                                           "rope_factors_short.weight"};
+    const fsdp_sd *sd = checkpoint->manifest.sd;
+    for (size_t i = 0; i < sizeof scalings / sizeof *scalings; i++)
+        if (fsdp_sd_find(sd, scalings[i], strlen(scalings[i])) >= 0)
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE,
+                "'%s' has scaled rotary frequencies ('%s'), and config.json needs their original "
+                "numbers; give the directory of the model's config.json with --copy-from DIR",
+                checkpoint->path, scalings[i]);
+    if (!drops_pairs(request))
+        return fsdp_gguf_config_text(sd, out, err);
+    if (fsdp_gguf_config_text(sd, out, NULL) != FSDP_OK)
+        fsdp_text_release(out);
+    return FSDP_OK;
+}
+
+static fsdp_status from_params(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
+                               fsdp_text *out, fsdp_error *err)
+{
+    fsdp_config_file params;
+    fsdp_params_find(request->io, checkpoint->path, &params);
+    fsdp_status st =
+        params.text ? fsdp_params_config_text(&params, checkpoint->manifest.sd, out, err) : FSDP_OK;
+    fsdp_config_release(&params);
+    return st;
+}
+
+/* Without a map by its name a directory keeps Meta's names, and Meta's params.json belongs to them. */
+static bool wants_names_of_hf(const fsdp_map_request *request)
+{
+    const char *map = request->opts->map;
+    return request->target->caps.needs_config ||
+           (request->target->caps.for_loaders && map && strcmp(map, "meta-llama") == 0);
+}
+
+fsdp_status fsdp_map_make_config(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
+                                 fsdp_config_file *config_out, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_status st = FSDP_OK;
+    *config_out = (fsdp_config_file){0};
+    if (has_pairs(checkpoint->manifest.sd) && request->target->caps.for_loaders)
+        st = from_gguf(request, checkpoint, &text, err);
+    else if (wants_names_of_hf(request) && fsdp_is_meta_llama(checkpoint->manifest.sd))
+        st = from_params(request, checkpoint, &text, err);
+    if (st == FSDP_OK && text.size > 0)
+        st = fsdp_config_parse(text.data, text.size, NULL, config_out, err);
+    fsdp_text_release(&text);
+    return st;
+}
+
+/* Reads Meta's params.json next to the checkpoint, or where the user names a map the config.json that it
+ * gives. */
+static void find_params(const fsdp_map_request *request, const fsdp_checkpoint *checkpoint,
+                        fsdp_config_file *config_out)
+{
+    const fsdp_sd *sd = checkpoint->manifest.sd;
+    fsdp_config_file params;
+    fsdp_text text = {0};
+    fsdp_params_find(request->io, checkpoint->path, &params);
+    if (params.text && request->opts->map && fsdp_is_meta_llama(sd) &&
+        fsdp_params_config_text(&params, sd, &text, NULL) == FSDP_OK) {
+        (void)fsdp_config_parse(text.data, text.size, params.path, config_out, NULL);
+        fsdp_config_release(&params);
+    } else {
+        *config_out = params;
+    }
+    fsdp_text_release(&text);
+}
 
 /* === built-in maps ============================================================================ */
 
@@ -127,6 +231,83 @@ static fsdp_status map_hub(const char *class_name, fsdp_map **map_out, fsdp_erro
     return st;
 }
 
+/* === names that a map takes =================================================================== */
+
+/* True when a rule takes the name, less the key of root_size bytes that its patterns begin with. */
+static bool takes_below(const fsdp_map *map, bool from_right, const char *name, size_t size,
+                        size_t root_size)
+{
+    map_binding binding;
+    const int way = from_right ? MAP_TO_LEFT : MAP_TO_RIGHT;
+    for (size_t i = 0; i < map->rule_count; i++) {
+        const map_rule *rule = map->rules[i];
+        const map_pattern *from = from_right ? rule->right : rule->left;
+        int count = from_right ? rule->right_count : rule->left_count;
+        for (int k = 0; (rule->directions & way) && k < count; k++) {
+            map_pattern below;
+            const map_pattern *pattern = &from[k];
+            if (pattern->pieces[0].text_size < root_size)
+                continue;
+            if (root_size > 0) { /* seldom: a pattern is large */
+                below = *pattern;
+                below.pieces[0].text += root_size;
+                below.pieces[0].text_size -= root_size;
+                pattern = &below;
+            }
+            if (map_pattern_matches(pattern, name, size, &binding))
+                return true;
+        }
+    }
+    return false;
+}
+
+static bool takes(const fsdp_map *map, bool from_right, const fsdp_entry *entry)
+{
+    return takes_below(map, from_right, entry->name, entry->name_size, 0);
+}
+
+bool fsdp_map_takes_moment(const fsdp_map *map, bool from_right, const fsdp_entry *entry,
+                           size_t root_size)
+{
+    static const char state[] = "state.";
+    const size_t size = sizeof state - 1;
+    size_t end = takes(map, from_right, entry) ? 0 : entry->name_size;
+    while (end > 0 && entry->name[end - 1] != '.')
+        end--;
+    for (size_t at = 0; at + size < end; at++) /* another key may end in the word, too */
+        if ((at == 0 || entry->name[at - 1] == '.') && memcmp(entry->name + at, state, size) == 0 &&
+            takes_below(map, from_right, entry->name + at + size, end - 1 - at - size, root_size))
+            return true;
+    return false;
+}
+
+/* Counts the tensors that a side of the map takes. */
+static size_t count_taken(const fsdp_map *map, bool from_right, const fsdp_sd *sd)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        count += entry->kind != FSDP_ENTRY_VALUE && takes(map, from_right, entry);
+    }
+    return count;
+}
+
+bool fsdp_map_types_have(const char *types, const char *model_type)
+{
+    size_t size = strlen(model_type);
+    if (!types[0])
+        return true;
+    for (const char *type = types; type; type = strchr(type, ' ') ? strchr(type, ' ') + 1 : NULL)
+        if (strncmp(type, model_type, size) == 0 && (type[size] == ' ' || type[size] == '\0'))
+            return true;
+    return false;
+}
+
+bool fsdp_map_is_for(const fsdp_map *map, const char *model_type)
+{
+    return !map->types || fsdp_map_types_have(map->types, model_type);
+}
+
 /* === the map of a conversion ================================================================== */
 
 /* --- what a map is applied with ----------------------------------------------------------------- */
@@ -145,9 +326,8 @@ typedef struct map_choice {
 } map_choice;
 
 /* A tensor may stay outside of the map if the selection leaves it out afterwards. */
-static bool may_stay(void *context, const fsdp_entry *entry)
+static bool stays(const map_choice *choice, const fsdp_entry *entry)
 {
-    const map_choice *choice = context;
     const fsdp_select_opts *select = &choice->request->opts->select;
     bool model_only = select->only == FSDP_ONLY_MODEL || (select->only == FSDP_ONLY_DEFAULT &&
                                                           choice->request->target->caps.model_only);
@@ -158,11 +338,29 @@ static bool may_stay(void *context, const fsdp_entry *entry)
            fsdp_drop_rules_take(choice->drops, &what);
 }
 
+static bool may_stay(void *context, const fsdp_entry *entry)
+{
+    return stays(context, entry);
+}
+
 /* --- the choice --------------------------------------------------------------------------------- */
 
+/* True when a side of the map takes tensors, and all that may not stay as they are. Most maps that are tried
+ * end at the first name. */
 static bool fits(const map_choice *choice, const fsdp_map *map, bool from_right)
 {
-    return fsdp_map_fits(map, from_right, choice->from->manifest.sd, &choice->call);
+    const fsdp_sd *sd = choice->from->manifest.sd;
+    bool has_taken = false;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (entry->kind == FSDP_ENTRY_VALUE)
+            continue;
+        bool is_taken = takes(map, from_right, entry);
+        if (!is_taken && !map->keeps_others && !stays(choice, entry))
+            return false;
+        has_taken |= is_taken;
+    }
+    return has_taken;
 }
 
 /* The maps that take the source to the target, one behind the other. */
@@ -181,6 +379,19 @@ static bool may_lead(const map_choice *choice, const fsdp_builtin_map *map, cons
     return is_for && (strcmp(map->layouts[0], layout) == 0 || strcmp(map->layouts[1], layout) == 0);
 }
 
+/* Reads a map file. */
+static fsdp_status open_file(fsdp_io *io, const char *path, fsdp_map **map_out, fsdp_error *err)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FSDP_TRY(fsdp_io_read_file(io, path, FILE_MOST, &text, &size, err));
+    fsdp_status st = fsdp_map_parse(text, size, path, map_out, err);
+    fsdp_free(text);
+    if (st == FSDP_OK)
+        (*map_out)->is_file = true;
+    return st;
+}
+
 /* A built-in map, or a file of the user, below the root. */
 static fsdp_status open_map(const map_choice *choice, const char *name, fsdp_map **map_out,
                             fsdp_error *err)
@@ -190,7 +401,7 @@ static fsdp_status open_map(const map_choice *choice, const char *name, fsdp_map
     fsdp_status st = is_hub ? map_hub(choice->kind.class_name, map_out, err)
                             : fsdp_map_builtin(name, map_out, err);
     if (st == FSDP_ERR_NOT_FOUND && (strchr(name, '/') || fsdp_io_exists(io, name)))
-        st = fsdp_map_open(io, name, map_out, err);
+        st = open_file(io, name, map_out, err);
     if (st != FSDP_OK || choice->root_size == 0)
         return st;
     st = fsdp_map_put_below(*map_out, choice->root, choice->root_size, err);
@@ -297,8 +508,8 @@ static fsdp_status find_hub(const map_choice *choice, map_way *way, fsdp_error *
     }
     const fsdp_sd *sd = choice->from->manifest.sd;
     FSDP_TRY(open_map(choice, hub_name, &way->map, err));
-    size_t left = fsdp_map_count(way->map, false, sd);
-    size_t right = fsdp_map_count(way->map, true, sd);
+    size_t left = count_taken(way->map, false, sd);
+    size_t right = count_taken(way->map, true, sd);
     way->from_right = right > left;
     way->is_short = is_for_loaders(choice) && way->from_right;
     if (!way->is_short && left + right > 0)
@@ -324,8 +535,8 @@ static fsdp_status has_hub_names(const map_choice *choice, bool *has_out, fsdp_e
         const fsdp_sd *sd = beside->manifest.sd;
         /* "router.layer.weight" of files is a "router.{rest:*}" of memory, too; some rules lead to
          * files only */
-        size_t in_memory = fsdp_map_count(map, false, sd);
-        *has_out = in_memory == 0 || fsdp_map_count(map, true, sd) > in_memory;
+        size_t in_memory = count_taken(map, false, sd);
+        *has_out = in_memory == 0 || count_taken(map, true, sd) > in_memory;
         fsdp_checkpoint_close(beside);
     }
     fsdp_map_free(map);
@@ -357,7 +568,7 @@ static fsdp_status check_named(const map_choice *choice, const fsdp_map *map, fs
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "the map '%s' is for %s, but the model is a '%s'; leave out --map to choose "
                      "the map that fits",
-                     fsdp_map_name(map), map->types, choice->kind.type);
+                     map->name, map->types, choice->kind.type);
 }
 
 /* The map that the user names: a built-in one, or a file. */
@@ -367,8 +578,8 @@ static fsdp_status find_named(const map_choice *choice, map_way *way, fsdp_error
         return find_hub(choice, way, err);
     FSDP_TRY(open_map(choice, choice->request->opts->map, &way->map, err));
     const fsdp_sd *sd = choice->from->manifest.sd;
-    size_t left = fsdp_map_count(way->map, false, sd);
-    size_t right = fsdp_map_count(way->map, true, sd);
+    size_t left = count_taken(way->map, false, sd);
+    size_t right = count_taken(way->map, true, sd);
     way->from_right = right > left;
     FSDP_TRY(check_named(choice, way->map, err));
     if (fits(choice, way->map, way->from_right))
@@ -417,7 +628,7 @@ static fsdp_status check_optim(const map_choice *choice, const map_way *way, fsd
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "the map '%s' changes the model but not '%s', a moment of its "
                              "optimizer; leave the optimizer out with --only model",
-                             fsdp_map_name(way->map),
+                             way->map->name,
                              fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
     }
     return FSDP_OK;
@@ -473,7 +684,7 @@ static fsdp_map_sides sides_of(const map_choice *choice, const map_way *way)
     fsdp_map_sides sides = {0};
     const char *from = way->first ? fsdp_map_layout(way->first, false)
                                   : fsdp_map_layout(way->map, way->from_right);
-    snprintf(sides.name, sizeof sides.name, "%s", fsdp_map_name(way->map));
+    snprintf(sides.name, sizeof sides.name, "%s", way->map->name);
     snprintf(sides.from, sizeof sides.from, "%s", from);
     snprintf(sides.to, sizeof sides.to, "%s", fsdp_map_layout(way->map, !way->from_right));
     sides.is_used = !way->is_offered && (choice->request->opts->map || choice->kind.type[0] ||
@@ -634,6 +845,20 @@ static fsdp_status check_target(const map_choice *choice, const map_way *way, fs
                      choice->from->path);
 }
 
+/* FSDP_ERR_USAGE names a size of the user that is not NAME=NUMBER. */
+static fsdp_status check_sizes(const fsdp_map_call *call, fsdp_error *err)
+{
+    for (size_t i = 0; i < call->given_count; i++) {
+        const char *given = call->given[i], *number = given + strspn(given, MAP_NAME_LETTERS);
+        size_t digits = *number == '=' ? strspn(number + 1, "0123456789") : 0;
+        if (number == given || digits == 0 || digits > MAP_SIZE_DIGITS ||
+            number[1 + digits] != '\0')
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "--size '%s' is not NAME=NUMBER, such as heads=32", given);
+    }
+    return FSDP_OK;
+}
+
 static fsdp_status rename_with(const fsdp_map_request *request, fsdp_checkpoint **checkpoint,
                                fsdp_map_sides *sides_out, fsdp_error *err)
 {
@@ -647,7 +872,7 @@ static fsdp_status rename_with(const fsdp_map_request *request, fsdp_checkpoint 
                                   .may_stay = may_stay,
                                   .context = &choice};
     *sides_out = (fsdp_map_sides){0};
-    FSDP_TRY(map_sizes_check(&choice.call, err));
+    FSDP_TRY(check_sizes(&choice.call, err));
     FSDP_TRY(fsdp_drop_rules_create(&request->opts->select, &choice.drops, err));
     if (request->config)
         choice.kind = request->config->kind;
@@ -673,10 +898,65 @@ fsdp_status fsdp_map_rename(const fsdp_map_request *request, fsdp_checkpoint **c
     fsdp_map_request with = *request;
     fsdp_config_file params = {0};
     if (!with.config)
-        map_find_params(&with, *checkpoint, &params);
+        find_params(&with, *checkpoint, &params);
     if (params.text)
         with.config = &params;
     fsdp_status st = rename_with(&with, checkpoint, sides_out, err);
     fsdp_config_release(&params);
+    return st;
+}
+
+/* === an opened checkpoint ===================================================================== */
+
+static bool holds_elements(fsdp_dtype dtype)
+{
+    return fsdp_dtype_describe(dtype)->values <= 1;
+}
+
+/* Maps take the dims of numbers, and not those of blocks. */
+static fsdp_status decode_blocks(fsdp_checkpoint **checkpoint, fsdp_error *err)
+{
+    static const fsdp_format_writer writer = {.holds_dtype = holds_elements};
+    static const fsdp_format no_blocks = {.writer = &writer};
+    const fsdp_target_types types = {.target = &no_blocks, .blocks = FSDP_DTYPE_NONE};
+    fsdp_type_report report;
+    return fsdp_derive_target_types(&types, checkpoint, &report, err);
+}
+
+static fsdp_status rename_by(const fsdp_map_opts *opts, fsdp_checkpoint **checkpoint,
+                             fsdp_error *err)
+{
+    fsdp_io *io = (*checkpoint)->io;
+    const fsdp_convert_opts convert = {
+        .map = opts->map, .sizes = opts->sizes, .size_count = opts->size_count};
+    fsdp_map_request request = {
+        .io = io, .opts = &convert, .target = fsdp_format_to("fsdp"), .keeps_rest = true};
+    fsdp_map_sides sides;
+    fsdp_config_file config;
+    fsdp_config_find(io, NULL, (*checkpoint)->path, &config, NULL);
+    if (!config.text && opts->other) {
+        fsdp_config_release(&config);
+        fsdp_config_find(io, NULL, opts->other, &config, NULL);
+    }
+    request.config = config.text ? &config : NULL;
+    fsdp_status st = fsdp_map_rename(&request, checkpoint, &sides, err);
+    fsdp_config_release(&config);
+    return st;
+}
+
+fsdp_status fsdp_checkpoint_map(fsdp_checkpoint **checkpoint, const fsdp_map_opts *opts,
+                                fsdp_error *err)
+{
+    FSDP_NEED(err, checkpoint, opts);
+    FSDP_NEED(err, *checkpoint);
+    fsdp_status st = fsdp_checkpoint_carry_values(*checkpoint, true, err);
+    if (st == FSDP_OK)
+        st = decode_blocks(checkpoint, err);
+    if (st == FSDP_OK && opts->map)
+        st = rename_by(opts, checkpoint, err);
+    if (st == FSDP_OK)
+        return FSDP_OK;
+    fsdp_checkpoint_close(*checkpoint);
+    *checkpoint = NULL;
     return st;
 }

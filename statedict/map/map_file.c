@@ -1,14 +1,298 @@
 /*
- * Reads the text of a map. A line is a setting ("size heads = num_attention_heads"), the left side of a rule,
- * or, indented, a step of the rule or "= RIGHT". See map.h and docs/maps.md.
+ * Reads the text of a map: names with variables, rules, and the rules that they stand for. A line is a
+ * setting ("size heads = num_attention_heads"), the left side of a rule, or, indented, a step of the rule or
+ * "= RIGHT". See map.h and docs/maps.md.
  */
 #include "statedict/map/map_rules.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORDS_MOST = 40, FILE_MOST = 1 << 20 };
+enum { WORDS_MOST = 40, DIGITS_MOST = 9 };
+
+static fsdp_status no_memory(fsdp_error *err)
+{
+    return fsdp_fail_memory(err, "a map");
+}
+
+/* === names with variables ===================================================================== */
+
+/*
+ * "model.layers.{layer}.mlp.{part:gate|up}_proj.weight": a variable stands for a number without leading
+ * zeros, or for one of the words after its colon.
+ */
+
+/* The number of a variable, which is added if it is new; -1: too many. */
+static int find_variable(fsdp_arena *arena, map_variables *variables, const char *name, size_t size)
+{
+    for (int i = 0; i < variables->count; i++)
+        if (strlen(variables->names[i]) == size && memcmp(variables->names[i], name, size) == 0)
+            return i;
+    if (variables->count == MAP_VARIABLES)
+        return -1;
+    variables->names[variables->count] = fsdp_arena_strndup(arena, name, size);
+    return variables->names[variables->count] ? variables->count++ : -1;
+}
+
+/* The words that the map gives to a variable; NULL: it is a number. */
+static const char *find_words(const map_variables *variables, int variable)
+{
+    const map_words *known = variables->known;
+    for (int i = 0; known && i < known->count; i++)
+        if (strcmp(known->names[i], variables->names[variable]) == 0)
+            return known->words[i];
+    return NULL;
+}
+
+/* Reads "{name}" or "{name:word|word}" at `text`; *end_out is after it. */
+static const char *read_piece(fsdp_arena *arena, const char *text, map_variables *variables,
+                              map_piece *piece, const char **end_out)
+{
+    const char *close = strchr(text, '}');
+    if (!close)
+        return "a '{' without '}'";
+    const char *colon = memchr(text, ':', (size_t)(close - text));
+    const char *end = colon ? colon : close;
+    if (end == text + 1)
+        return "a variable has no name";
+    piece->variable = find_variable(arena, variables, text + 1, (size_t)(end - text - 1));
+    if (piece->variable < 0)
+        return "there are too many variables";
+    piece->words = find_words(variables, piece->variable);
+    if (colon) {
+        piece->words = fsdp_arena_strndup(arena, colon + 1, (size_t)(close - colon - 1));
+        if (!piece->words || !*piece->words)
+            return "a variable has no words after its ':'";
+    }
+    piece->is_rest = piece->words && strcmp(piece->words, "*") == 0;
+    *end_out = close + 1;
+    return NULL;
+}
+
+/* Reads a pattern, and adds its variables. NULL, or the reason why it is wrong. */
+static const char *read_pattern(fsdp_arena *arena, const char *text, map_variables *variables,
+                                map_pattern *pattern_out)
+{
+    *pattern_out = (map_pattern){.text = fsdp_arena_strndup(arena, text, strlen(text))};
+    const char *at = pattern_out->text;
+    if (!at)
+        return "there is no memory for it";
+    while (*at) {
+        map_piece piece = {.text = at, .text_size = strcspn(at, "{"), .variable = -1};
+        at += piece.text_size;
+        if (pattern_out->count == MAP_PIECES)
+            return "a name has too many variables";
+        const char *wrong = *at ? read_piece(arena, at, variables, &piece, &at) : NULL;
+        if (wrong)
+            return wrong;
+        pattern_out->pieces[pattern_out->count++] = piece;
+    }
+    return NULL;
+}
+
+/* --- matching ------------------------------------------------------------------------------------- */
+
+static size_t match_number(const char *name, size_t size, int64_t *value_out)
+{
+    size_t digits = 0;
+    *value_out = 0;
+    while (digits < size && digits < DIGITS_MOST && name[digits] >= '0' && name[digits] <= '9')
+        *value_out = *value_out * 10 + (name[digits++] - '0');
+    return digits > 1 && name[0] == '0' ? 0 : digits;
+}
+
+/* "{rest:*}" is all that follows, up to the text at the end of the name. */
+static size_t match_rest(const map_pattern *pattern, int piece, size_t size, int64_t *value_out)
+{
+    size_t end = piece + 2 == pattern->count ? pattern->pieces[piece + 1].text_size : 0;
+    *value_out = 0;
+    return size > end ? size - end : 0;
+}
+
+/* The longest word that the name begins with. */
+static size_t match_word(const char *words, const char *name, size_t size, int64_t *value_out)
+{
+    size_t longest = 0;
+    for (int64_t number = 0; words; number++) {
+        size_t length = strcspn(words, "|");
+        if (length > longest && length <= size && memcmp(words, name, length) == 0) {
+            longest = length;
+            *value_out = number;
+        }
+        words = words[length] ? words + length + 1 : NULL;
+    }
+    return longest;
+}
+
+bool map_pattern_matches(const map_pattern *pattern, const char *name, size_t size,
+                         map_binding *binding_out)
+{
+    for (int i = 0; i < MAP_VARIABLES; i++)
+        binding_out->values[i] = -1;
+    binding_out->rest = NULL;
+    binding_out->rest_size = 0;
+    for (int i = 0; i < pattern->count; i++) {
+        const map_piece *piece = &pattern->pieces[i];
+        int64_t value = -1;
+        if (piece->text_size > size || memcmp(piece->text, name, piece->text_size) != 0)
+            return false;
+        name += piece->text_size;
+        size -= piece->text_size;
+        if (piece->variable < 0)
+            continue;
+        size_t taken = piece->is_rest ? match_rest(pattern, i, size, &value)
+                       : piece->words ? match_word(piece->words, name, size, &value)
+                                      : match_number(name, size, &value);
+        int64_t *bound = &binding_out->values[piece->variable];
+        if (taken == 0 || (*bound >= 0 && *bound != value))
+            return false;
+        *bound = value;
+        if (piece->is_rest) {
+            binding_out->rest = name;
+            binding_out->rest_size = taken;
+        }
+        name += taken;
+        size -= taken;
+    }
+    return size == 0;
+}
+
+/* True for a pattern with "{rest:*}". */
+static bool has_rest(const map_pattern *pattern)
+{
+    for (int i = 0; i < pattern->count; i++)
+        if (pattern->pieces[i].is_rest)
+            return true;
+    return false;
+}
+
+/* === rules for further names ================================================================== */
+
+/* Rules hold for frames (moments of an optimizer), for single rows of a stacked tensor, and below a key. */
+
+/* "optimizer.state.{m:exp_avg}.*" around a name */
+static fsdp_status frame_names(fsdp_map *map, map_rule *rule, const char *frame, bool right,
+                               fsdp_error *err)
+{
+    map_pattern *names = right ? rule->right : rule->left;
+    int count = right ? rule->right_count : rule->left_count;
+    const char *star = strchr(frame, '*');
+    for (int i = 0; i < count; i++) {
+        fsdp_text text = {0};
+        fsdp_text_addf(&text, "%.*s%s%s", (int)(star - frame), frame, names[i].text, star + 1);
+        const char *wrong = text.failed
+                                ? "there is no memory for it"
+                                : read_pattern(&map->arena, text.data, &rule->variables, &names[i]);
+        fsdp_text_release(&text);
+        if (wrong)
+            return fsdp_fail(err, FSDP_ERR_USAGE, "%s, line %d: %s", map->path, rule->line, wrong);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status copy_rule(fsdp_map *map, const map_rule *rule, map_rule **copy_out,
+                             fsdp_error *err)
+{
+    if (map->rule_count == MAP_RULES)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' has more than %d rules, with those of frames",
+                         map->path, MAP_RULES);
+    *copy_out = fsdp_arena_alloc(&map->arena, 1, sizeof **copy_out);
+    if (!*copy_out || !fsdp_grow(&map->rules, &map->rule_room, map->rule_count + 1, sizeof(void *)))
+        return no_memory(err);
+    **copy_out = *rule;
+    map->rules[map->rule_count++] = *copy_out;
+    return FSDP_OK;
+}
+
+/* Repeats every rule in every frame. */
+static fsdp_status add_frames(fsdp_map *map, fsdp_error *err)
+{
+    size_t plain = map->rule_count;
+    map_rule *copy;
+    for (size_t f = 0; f < map->frame_count; f++) {
+        for (size_t i = 0; i < plain; i++) {
+            FSDP_TRY(copy_rule(map, map->rules[i], &copy, err));
+            FSDP_TRY(frame_names(map, copy, map->frames[f][0], false, err));
+            FSDP_TRY(frame_names(map, copy, map->frames[f][1], true, err));
+        }
+    }
+    return FSDP_OK;
+}
+
+/* The names of a rule below a key. */
+static fsdp_status put_below(fsdp_map *map, map_rule *rule, const char *frame, fsdp_error *err)
+{
+    FSDP_TRY(frame_names(map, rule, frame, false, err));
+    return frame_names(map, rule, frame, true, err);
+}
+
+static fsdp_status put_tied_below(fsdp_map *map, const char *key, size_t size, fsdp_error *err)
+{
+    for (size_t i = 0; i < map->tied_count; i++) {
+        fsdp_text text = {0};
+        fsdp_text_addf(&text, "%.*s%s", (int)size, key, map->tied[i].name);
+        map->tied[i].name =
+            text.failed ? NULL : fsdp_arena_strndup(&map->arena, text.data, text.size);
+        fsdp_text_release(&text);
+        if (!map->tied[i].name)
+            return no_memory(err);
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_map_put_below(fsdp_map *map, const char *key, size_t size, fsdp_error *err)
+{
+    fsdp_text frame = {0};
+    fsdp_text_addf(&frame, "%.*s*", (int)size, key);
+    fsdp_status st = frame.failed ? no_memory(err) : FSDP_OK;
+    for (size_t i = 0; i < map->rule_count && st == FSDP_OK; i++)
+        st = put_below(map, map->rules[i], frame.data, err);
+    fsdp_text_release(&frame);
+    return st == FSDP_OK ? put_tied_below(map, key, size, err) : st;
+}
+
+/* The rule for a tensor per row, where its first step takes the rows out of one tensor. */
+static fsdp_status add_unstacked_rule(fsdp_map *map, const map_rule *rule,
+                                      const char *const names[2], fsdp_error *err)
+{
+    size_t size = strlen(names[0]);
+    map_rule *copy;
+    if (rule->step_count == 0 || rule->steps[0].verb != MAP_UNSTACK || rule->left_count != 1 ||
+        strncmp(rule->left[0].text, names[0], size) != 0)
+        return FSDP_OK;
+    FSDP_TRY(copy_rule(map, rule, &copy, err));
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "%s%s", names[1], rule->left[0].text + size);
+    const char *wrong =
+        text.failed ? "there is no memory for it"
+                    : read_pattern(&map->arena, text.data, &copy->variables, &copy->left[0]);
+    fsdp_text_release(&text);
+    if (wrong)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s, line %d: %s", map->path, rule->line, wrong);
+    memmove(copy->steps, copy->steps + 1, (size_t)--copy->step_count * sizeof *copy->steps);
+    copy->directions &= MAP_TO_RIGHT;
+    return FSDP_OK;
+}
+
+static fsdp_status add_unstacked(fsdp_map *map, fsdp_error *err)
+{
+    size_t plain = map->rule_count;
+    for (size_t u = 0; u < map->unstacked_count; u++)
+        for (size_t i = 0; i < plain; i++)
+            FSDP_TRY(add_unstacked_rule(map, map->rules[i], map->unstacked[u], err));
+    return FSDP_OK;
+}
+
+/* Adds the rules of unstacked names and of frames. */
+static fsdp_status repeat_rules(fsdp_map *map, fsdp_error *err)
+{
+    FSDP_TRY(add_unstacked(map, err));
+    return add_frames(map, err);
+}
+
+/* === lines ==================================================================================== */
 
 typedef struct map_reader {
     fsdp_map *map;
@@ -26,12 +310,7 @@ static fsdp_status refuse(const map_reader *reader, const char *why, fsdp_error 
     return fsdp_fail(err, FSDP_ERR_USAGE, "%s, line %d: %s", reader->map->path, reader->line, why);
 }
 
-static fsdp_status no_memory(fsdp_error *err)
-{
-    return fsdp_fail_memory(err, "a map");
-}
-
-/* --- lines ---------------------------------------------------------------------------------------- */
+/* --- words of a line ---------------------------------------------------------------------------- */
 
 /* A comment begins with a '#' that no word has before it. */
 static void cut_comment(char *line)
@@ -204,7 +483,7 @@ static fsdp_status read_numbered(map_reader *reader, fsdp_error *err)
     map_numbered *numbered = &map->numbered[map->numbered_count++];
     numbered->variables.known = &map->words;
     const char *wrong =
-        map_pattern_read(&map->arena, reader->words[1], &numbered->variables, &numbered->name);
+        read_pattern(&map->arena, reader->words[1], &numbered->variables, &numbered->name);
     return wrong ? refuse(reader, wrong, err) : FSDP_OK;
 }
 
@@ -276,8 +555,8 @@ static fsdp_status add_names(map_reader *reader, int first, map_pattern *names, 
     for (int i = first; i < reader->count; i++) {
         if (*count == MAP_NAMES)
             return refuse(reader, "a side of a rule has at most 16 names", err);
-        const char *wrong = map_pattern_read(&reader->map->arena, reader->words[i],
-                                             &reader->rule->variables, &names[(*count)++]);
+        const char *wrong = read_pattern(&reader->map->arena, reader->words[i],
+                                         &reader->rule->variables, &names[(*count)++]);
         if (wrong)
             return refuse(reader, wrong, err);
     }
@@ -318,7 +597,7 @@ static fsdp_status read_right(map_reader *reader, int sign, fsdp_error *err)
                       err);
     FSDP_TRY(add_names(reader, sign + 1, rule->right, &rule->right_count, err));
     reader->has_right = true;
-    bool left = map_pattern_has_rest(&rule->left[0]), right = map_pattern_has_rest(&rule->right[0]);
+    bool left = has_rest(&rule->left[0]), right = has_rest(&rule->right[0]);
     rule->has_rest = left && right;
     return left == right && (!left || (rule->step_count == 0 && rule->left_count == 1 &&
                                        rule->right_count == 1))
@@ -420,7 +699,8 @@ static bool read_variable(map_reader *reader, const char *word, int *variable_ou
     size_t size = strlen(word);
     if (size < 3 || word[0] != '{' || word[size - 1] != '}')
         return false;
-    *variable_out = map_variable(&reader->map->arena, &reader->rule->variables, word + 1, size - 2);
+    *variable_out =
+        find_variable(&reader->map->arena, &reader->rule->variables, word + 1, size - 2);
     return *variable_out >= 0;
 }
 
@@ -563,7 +843,7 @@ static fsdp_status read_map(map_reader *reader, fsdp_error *err)
         return refuse(reader, "the last rule has no right side", err);
     if (reader->map->rule_count == 0)
         return refuse(reader, "a map has at least one rule", err);
-    return map_repeat_rules(reader->map, err);
+    return repeat_rules(reader->map, err);
 }
 
 /* "llama" of "maps/llama.map" */
@@ -596,18 +876,6 @@ fsdp_status fsdp_map_parse(const char *text, size_t size, const char *path, fsdp
     return FSDP_OK;
 }
 
-fsdp_status fsdp_map_open(fsdp_io *io, const char *path, fsdp_map **map_out, fsdp_error *err)
-{
-    char *text = NULL;
-    size_t size = 0;
-    FSDP_TRY(fsdp_io_read_file(io, path, FILE_MOST, &text, &size, err));
-    fsdp_status st = fsdp_map_parse(text, size, path, map_out, err);
-    fsdp_free(text);
-    if (st == FSDP_OK)
-        (*map_out)->is_file = true;
-    return st;
-}
-
 void fsdp_map_free(fsdp_map *map)
 {
     if (!map)
@@ -617,28 +885,7 @@ void fsdp_map_free(fsdp_map *map)
     fsdp_free(map);
 }
 
-const char *fsdp_map_name(const fsdp_map *map)
-{
-    return map->name;
-}
-
 const char *fsdp_map_layout(const fsdp_map *map, bool right)
 {
     return map->layouts[right] ? map->layouts[right] : "";
-}
-
-bool fsdp_map_types_have(const char *types, const char *model_type)
-{
-    size_t size = strlen(model_type);
-    if (!types[0])
-        return true;
-    for (const char *type = types; type; type = strchr(type, ' ') ? strchr(type, ' ') + 1 : NULL)
-        if (strncmp(type, model_type, size) == 0 && (type[size] == ' ' || type[size] == '\0'))
-            return true;
-    return false;
-}
-
-bool fsdp_map_is_for(const fsdp_map *map, const char *model_type)
-{
-    return !map->types || fsdp_map_types_have(map->types, model_type);
 }

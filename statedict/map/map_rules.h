@@ -1,10 +1,11 @@
-/* The rules of a map, as map_file.c reads them and map_apply.c applies them. See map.h. */
+/* The rules of a map, as map_file.c reads them, map_choice.c compares them with names, and map_apply.c
+ * applies them. See map.h. */
 #ifndef FSDP_MAP_RULES_H
 #define FSDP_MAP_RULES_H
 
 #include "statedict/map/map.h"
 
-/* --- names: map_pattern.c -------------------------------------------------------------------------- */
+/* --- names -------------------------------------------------------------------------------------------- */
 
 /* A piece of a pattern: a text, and then a variable. */
 typedef struct map_piece {
@@ -12,6 +13,7 @@ typedef struct map_piece {
     size_t text_size;
     int variable;              /* -1: none follows */
     const char *words;         /* "weight|bias": the values of the variable; NULL: a number */
+    bool is_rest;              /* the words are "*" */
 } map_piece;
 
 typedef struct map_pattern {
@@ -39,19 +41,12 @@ typedef struct map_variables {
     const map_words *known;    /* of the map; NULL: none */
 } map_variables;
 
-/* Reads a pattern, and adds its variables. NULL, or the reason why it is wrong. */
-const char *map_pattern_read(fsdp_arena *arena, const char *text, map_variables *variables,
-                             map_pattern *pattern_out);
-/* The number of a variable, which is added if it is new; -1: too many. */
-int map_variable(fsdp_arena *arena, map_variables *variables, const char *name, size_t size);
 bool map_pattern_matches(const map_pattern *pattern, const char *name, size_t size,
                          map_binding *binding_out);
-/* True for a pattern with "{rest:*}". */
-bool map_pattern_has_rest(const map_pattern *pattern);
-/* The name with the values of the binding. False when one has no value, or a number without a word. */
-bool map_pattern_render(const map_pattern *pattern, const map_binding *binding, fsdp_text *out);
-
 /* --- sizes: map_size.c ------------------------------------------------------------------------------ */
+
+#define MAP_NAME_LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_."
+enum { MAP_SIZE_DIGITS = 18 };
 
 /* "size NAME = SOURCE | SOURCE ...": the first that is known */
 typedef struct map_size {
@@ -81,8 +76,6 @@ typedef struct map_sizes {
     map_size_value *values;    /* per size */
 } map_sizes;
 
-/* FSDP_ERR_USAGE names a size of the user that is not NAME=NUMBER. */
-fsdp_status map_sizes_check(const fsdp_map_call *call, fsdp_error *err);
 /* Computes an expression: + - * / % ( ) over numbers, sizes, up(A,B), which is A rounded up to a multiple
  * of B, and dim(NAME,D), which is a dim of a tensor of the checkpoint. FSDP_ERR_USAGE names what is not
  * known. */
@@ -173,8 +166,5 @@ struct fsdp_map {
     const char *unstacked[MAP_NAMES][2];       /* beginnings of stacked names, and of those of one row */
     size_t unstacked_count;
 };
-
-/* map_frames.c: adds the rules of unstacked names and of frames. */
-fsdp_status map_repeat_rules(fsdp_map *map, fsdp_error *err);
 
 #endif

@@ -12,9 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEPTH_MOST = 16, DIGITS_MOST = 18 };
-
-#define NAME_LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_."
+enum { DEPTH_MOST = 16 };
 
 /* An expression that is being read. */
 typedef struct size_reader {
@@ -26,18 +24,6 @@ typedef struct size_reader {
 static fsdp_status read_sum(size_reader *reader, int64_t *value_out, fsdp_error *err);
 
 /* --- names ---------------------------------------------------------------------------------------- */
-
-fsdp_status map_sizes_check(const fsdp_map_call *call, fsdp_error *err)
-{
-    for (size_t i = 0; i < call->given_count; i++) {
-        const char *given = call->given[i], *number = given + strspn(given, NAME_LETTERS);
-        size_t digits = *number == '=' ? strspn(number + 1, "0123456789") : 0;
-        if (number == given || digits == 0 || digits > DIGITS_MOST || number[1 + digits] != '\0')
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "--size '%s' is not NAME=NUMBER, such as heads=32", given);
-    }
-    return FSDP_OK;
-}
 
 static bool given_number(const fsdp_map_call *call, const char *name, size_t size,
                          int64_t *value_out)
@@ -191,7 +177,7 @@ static fsdp_status read_dim(size_reader *reader, int64_t *value_out, fsdp_error 
 {
     skip_spaces(reader);
     const char *name = reader->at;
-    size_t size = strspn(name, NAME_LETTERS);
+    size_t size = strspn(name, MAP_NAME_LETTERS);
     reader->at += size;
     if (!take(reader, ','))
         return refuse(reader, "a ',' is missing", err);
@@ -215,7 +201,7 @@ static fsdp_status read_atom(size_reader *reader, int64_t *value_out, fsdp_error
     const char *start = reader->at;
     if (isdigit((unsigned char)*start)) {
         size_t digits = strspn(start, "0123456789");
-        if (digits > DIGITS_MOST)
+        if (digits > MAP_SIZE_DIGITS)
             return refuse(reader, "the number is too large", err);
         *value_out = strtoll(start, NULL, 10);
         reader->at += digits;
@@ -228,7 +214,7 @@ static fsdp_status read_atom(size_reader *reader, int64_t *value_out, fsdp_error
         reader->depth--;
         return take(reader, ')') ? FSDP_OK : refuse(reader, "a ')' is missing", err);
     }
-    size_t size = strspn(start, NAME_LETTERS);
+    size_t size = strspn(start, MAP_NAME_LETTERS);
     if (size == 0)
         return refuse(reader, "a number is missing", err);
     reader->at += size;
