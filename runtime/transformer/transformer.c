@@ -1,446 +1,557 @@
 /*
- * The model of transformer.h: its parameters, units and root, the arrays of a microbatch, the way of ids
- * through embedding, layers, last norm and head to the loss and back, and sampling. Names come from the
- * description of its family, shapes from its form; a layer is in block.c.
+ * The model of transformer.h: linear layers; a layer of the transformer, forward and backward:
+ * x + attention(norm(x)), then the same with the MLP; a microbatch, whose ids go through embedding, layers,
+ * last norm and head to the loss and back; sampling; and the object. transformer_parts.c makes its tensors.
  */
 #include "runtime/transformer/transformer_internal.h"
-#include "base/core/fnv.h"
 #include "base/core/mem.h"
-#include "base/core/mix.h"
-#include "base/text.h"
-#include <fsdp/root_init.h>
+#include "runtime/launch/world_internal.h"
+#include "runtime/param/param.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* === random numbers =========================================================================== */
+/* === linear layers ============================================================================ */
 
-/* Random numbers that are functions of a key and an index, so that no rank and no step keeps a state. */
+/* --- parameters in f32 ------------------------------------------------------------------------ */
 
-static uint64_t random_key(uint64_t seed, const char *purpose)
+static int64_t count_of(const fsdp_param *param)
 {
-    return fsdp_mix(fsdp_mix(seed) ^ fsdp_fnv(FSDP_FNV_BEGIN, purpose, strlen(purpose)));
+    fsdp_box box;
+    fsdp_param_data_box(param, &box);
+    return fsdp_box_count(&box);
 }
 
-/* in (0, 1) */
-static double random_uniform(uint64_t key, uint64_t i)
+static bool is_cast(const fsdp_param *param)
 {
-    return ((double)(fsdp_mix(key + (i + 1) * 0x9E3779B97F4A7C15u) >> 11) + 0.5) * 0x1p-53;
+    const fsdp_param_info info = fsdp_param_describe(param);
+    return !info.is_buffer && info.data_dtype != FSDP_F32;
 }
 
-/* Box and Muller's first number of two uniform ones. */
-static double random_normal(uint64_t key, uint64_t i)
+static fsdp_status take(fsdp_f32_params *params, int64_t count, float **room_out, fsdp_error *err)
 {
-    const double two_pi = 6.283185307179586;
-    return sqrt(-2 * log(random_uniform(key, 2 * i))) *
-           cos(two_pi * random_uniform(key, 2 * i + 1));
+    *room_out = params->nn->ops->alloc(params->nn, count);
+    params->count += count;
+    return *room_out ? FSDP_OK : fsdp_fail_memory(err, "parameters in f32");
 }
 
-/* === arrays of a microbatch =================================================================== */
-
-/* Their memory grows to the largest microbatch and stays. */
-
-/* --- ids ----------------------------------------------------------------------------------------- */
-
-static fsdp_status check_ids(const fsdp_transformer *t, const fsdp_token_batch *batch,
-                             int64_t length, fsdp_error *err)
+/* kernels/nn is the host's: it would read and write addresses that are those of a GPU. */
+static fsdp_status expect_host(const fsdp_model *model, fsdp_error *err)
 {
-    for (int64_t s = 0; s < batch->sequences; s++)
-        for (int64_t i = 0; i < length; i++) {
-            int64_t id = batch->ids[s * batch->stride + i];
-            if (id < 0 || id >= t->config.vocab)
-                return fsdp_fail(err, FSDP_ERR_USAGE,
-                                 "token %lld of sequence %lld is %lld, beyond the model's "
-                                 "vocabulary of %lld",
-                                 (long long)i, (long long)s, (long long)id,
-                                 (long long)t->config.vocab);
-        }
-    return FSDP_OK;
+    const fsdp_device_ops *device = model->world->parts.device->ops;
+    if (device->is_host)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "cannot compute on device '%s': models compute on the host, which cannot "
+                     "reach a GPU's memory; use --device cpu or cpu-async",
+                     device->name);
 }
 
-static void take_ids(fsdp_transformer *t, const fsdp_token_batch *batch, bool with_targets)
+fsdp_status fsdp_f32_params_init(fsdp_f32_params *params, fsdp_nn *nn, const fsdp_model *model,
+                                 bool casts_grads, fsdp_error *err)
 {
-    for (int64_t s = 0; s < batch->sequences; s++) {
-        const int64_t *from = batch->ids + s * batch->stride;
-        size_t size = (size_t)batch->length * sizeof *from;
-        memcpy(t->inputs + s * batch->length, from, size);
-        if (with_targets)
-            memcpy(t->targets + s * batch->length, from + 1, size);
+    int64_t most = 0, most_of_bias = 0;
+    *params = (fsdp_f32_params){.nn = nn};
+    FSDP_TRY(expect_host(model, err));
+    for (size_t i = 0; i < fsdp_model_count(model); i++) {
+        const fsdp_param *param = fsdp_model_at(model, i);
+        int64_t count = is_cast(param) ? count_of(param) : 0;
+        most = count > most ? count : most;
+        if (fsdp_param_describe(param).ndim == 1)
+            most_of_bias = count > most_of_bias ? count : most_of_bias;
     }
+    if (most == 0)
+        return FSDP_OK;
+    FSDP_TRY(take(params, most, &params->weight, err));
+    FSDP_TRY(take(params, most_of_bias, &params->bias, err));
+    return casts_grads ? take(params, most, &params->weight_grad, err) : FSDP_OK;
 }
 
-/* --- memory ---------------------------------------------------------------------------------------- */
-
-static void free_rows(fsdp_transformer *t)
+void fsdp_f32_params_release(fsdp_f32_params *params)
 {
-    float *const all[] = {t->last_mean, t->last_inverse, t->last_normed, t->dx, t->logits};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        t->ops->free(t->nn, all[i]);
-    for (int64_t i = 0; t->arrays && i < (t->opts.recompute ? 1 : t->config.layers); i++)
-        fsdp_model_free_block_arrays(t, &t->arrays[i]);
-    fsdp_model_free_block_grads(t);
-    for (int64_t i = 0; t->block_inputs && i <= t->config.layers; i++)
-        t->ops->free(t->nn, t->block_inputs[i]);
-    fsdp_free(t->arrays);
-    fsdp_free(t->block_inputs);
-    fsdp_free(t->inputs);
-    fsdp_free(t->targets);
-    fsdp_free(t->losses);
-    t->last_mean = t->last_inverse = t->last_normed = t->dx = t->logits = NULL;
-    t->arrays = NULL;
-    t->block_inputs = NULL;
-    t->inputs = t->targets = NULL;
-    t->losses = NULL;
-    t->room_rows = 0;
-}
-
-static void free_arrays(fsdp_transformer *t)
-{
-    if (!t->nn)
+    if (!params->nn)
         return;
-    free_rows(t);
-    t->ops->free(t->nn, t->cosines);
-    t->ops->free(t->nn, t->sines);
-    fsdp_f32_params_release(&t->params);
+    params->nn->ops->free(params->nn, params->weight);
+    params->nn->ops->free(params->nn, params->bias);
+    params->nn->ops->free(params->nn, params->weight_grad);
+    *params = (fsdp_f32_params){0};
 }
 
-static fsdp_status make_layers(fsdp_transformer *t, int64_t rows, fsdp_error *err)
+const float *fsdp_param_f32(fsdp_param *param, float *room)
 {
-    const size_t layers = (size_t)t->config.layers;
-    t->arrays = fsdp_alloc(layers, sizeof *t->arrays);
-    t->block_inputs = fsdp_alloc(layers + 1, sizeof *t->block_inputs);
-    if (!t->arrays || !t->block_inputs)
-        return fsdp_fail_memory(err, "activations");
-    for (size_t i = 0; i <= layers; i++)
-        FSDP_TRY(fsdp_model_alloc(t, rows, t->config.width, &t->block_inputs[i], err));
-    for (size_t i = 0; i < (t->opts.recompute ? 1 : layers); i++)
-        FSDP_TRY(fsdp_model_make_block_arrays(t, rows, &t->arrays[i], err));
-    for (size_t i = 1; t->opts.recompute && i < layers; i++)
-        t->arrays[i] = t->arrays[0];
-    return FSDP_OK;
+    const void *data = fsdp_param_data(param);
+    if (!data || !is_cast(param))
+        return data;
+    fsdp_cast(room, FSDP_F32, data, fsdp_param_describe(param).data_dtype, (size_t)count_of(param));
+    return room;
 }
 
-/* Logits are made for some rows at a time, so that a large vocabulary needs no rows x vocab. */
-static int64_t logit_rows_for(const fsdp_transformer *t, int64_t rows)
-{
-    enum { MOST = 1 << 24 }; /* elements: 64 MiB */
-    int64_t some = (t->opts.logit_room > 0 ? t->opts.logit_room : MOST) / t->config.vocab;
-    return some < 1 ? 1 : some < rows ? some : rows;
-}
+/* --- gradients -------------------------------------------------------------------------------- */
 
-static fsdp_status make_rows(fsdp_transformer *t, int64_t rows, fsdp_error *err)
-{
-    const fsdp_transformer_config *config = &t->config;
-    const size_t count = (size_t)(rows > 0 ? rows : 1);
-    t->inputs = fsdp_alloc(count, sizeof *t->inputs);
-    t->targets = fsdp_alloc(count, sizeof *t->targets);
-    t->losses = fsdp_alloc(count, sizeof *t->losses);
-    if (!t->inputs || !t->targets || !t->losses)
-        return fsdp_fail_memory(err, "the ids of a microbatch");
-    FSDP_TRY(make_layers(t, rows, err));
-    if (config->form.has_layer_norm)
-        FSDP_TRY(fsdp_model_alloc(t, rows, 1, &t->last_mean, err));
-    FSDP_TRY(fsdp_model_alloc(t, rows, 1, &t->last_inverse, err));
-    FSDP_TRY(fsdp_model_alloc(t, rows, config->width, &t->last_normed, err));
-    FSDP_TRY(fsdp_model_alloc(t, rows, config->width, &t->dx, err));
-    FSDP_TRY(fsdp_model_make_block_grads(t, rows, err));
-    t->logit_rows = logit_rows_for(t, rows);
-    return fsdp_model_alloc(t, t->logit_rows, config->vocab, &t->logits, err);
-}
+/* A gradient that is computed in f32: in place, or in a room from which finish_grad casts it. */
+typedef struct param_grad {
+    fsdp_param *param;
+    void *to;
+    float *data;
+} param_grad;
 
-/* --- rotary positions ---------------------------------------------------------------------------- */
-
-/* Frequencies in f32 throughout, as transformers computes them. */
-static float frequency_of(const fsdp_transformer_config *config, int64_t pair)
+static fsdp_status begin_grad(fsdp_param *param, float *room, bool adds, param_grad *grad_out,
+                              fsdp_error *err)
 {
-    const float exponent = (float)(2 * pair) / (float)config->head_dim;
-    const float plain = 1 / powf((float)config->rope.theta, exponent);
-    return (float)((double)plain / fsdp_rope_divisor(&config->rope, (double)plain));
-}
-
-static void fill_angles(const fsdp_transformer_config *config, int64_t positions, float *cosines,
-                        float *sines)
-{
-    const int64_t pairs = config->head_dim / 2;
-    for (int64_t i = 0; i < pairs; i++) {
-        const float frequency = frequency_of(config, i);
-        for (int64_t p = 0; p < positions; p++) {
-            const float angle = (float)p * frequency;
-            cosines[p * pairs + i] = cosf(angle);
-            sines[p * pairs + i] = sinf(angle);
-        }
-    }
-}
-
-static fsdp_status make_angles(fsdp_transformer *t, int64_t positions, fsdp_error *err)
-{
-    const int64_t count = positions * (t->config.head_dim / 2);
-    if (!t->config.form.is_rotary || positions <= t->angle_room)
-        return FSDP_OK;
-    t->ops->free(t->nn, t->cosines);
-    t->ops->free(t->nn, t->sines);
-    t->angle_room = 0;
-    t->cosines = t->sines = NULL;
-    FSDP_TRY(fsdp_model_alloc(t, count, 1, &t->cosines, err));
-    FSDP_TRY(fsdp_model_alloc(t, count, 1, &t->sines, err));
-    float *host = fsdp_alloc((size_t)(2 * count), sizeof *host);
-    if (!host)
-        return fsdp_fail_memory(err, "rotary positions");
-    fill_angles(&t->config, positions, host, host + count);
-    t->ops->upload(t->nn, t->cosines, host, count);
-    t->ops->upload(t->nn, t->sines, host + count, count);
-    fsdp_free(host);
-    t->angle_room = positions;
-    return FSDP_OK;
-}
-
-/* Makes arrays for that many rows, and angles of that many positions. */
-static fsdp_status make_arrays(fsdp_transformer *t, int64_t rows, int64_t positions,
-                               fsdp_error *err)
-{
-    FSDP_TRY(make_angles(t, positions, err));
-    if (rows <= t->room_rows && t->inputs)
-        return FSDP_OK;
-    free_rows(t);
-    fsdp_status st = make_rows(t, rows, err);
-    if (st == FSDP_OK)
-        t->room_rows = rows;
-    else
-        free_rows(t);
-    return st;
-}
-
-/* Checks the batch, and makes arrays large enough for it. */
-static fsdp_status prepare_batch(fsdp_transformer *t, const fsdp_token_batch *batch,
-                                 bool with_targets, fsdp_error *err)
-{
-    int64_t rows;
-    if (batch->sequences < 0 || batch->length < 1 ||
-        batch->stride < batch->length + (with_targets ? 1 : 0) ||
-        fsdp_mul_overflow(batch->sequences, batch->length, &rows))
+    const fsdp_param_info info = fsdp_param_describe(param);
+    const bool is_f32 = info.grad_dtype == FSDP_F32;
+    void *to = adds ? fsdp_param_grad(param) : fsdp_param_grad_raw(param);
+    if (!to)
+        return fsdp_param_error(param, err);
+    if (!is_f32 && adds)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "cannot take a microbatch of %lld sequences of %lld tokens with a stride "
-                         "of %lld: the stride must hold the tokens and the last target",
-                         (long long)batch->sequences, (long long)batch->length,
-                         (long long)batch->stride);
-    if (batch->length > t->config.context)
+                         "'%s' has a gradient of %s: a layer adds to gradients of f32 only; set "
+                         "that by fsdp_param_set_grad_dtype",
+                         info.name, fsdp_dtype_name(info.grad_dtype));
+    if (!is_f32 && !room)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "sequences of %lld tokens are longer than the model's context of %lld",
-                         (long long)batch->length, (long long)t->config.context);
-    FSDP_TRY(check_ids(t, batch, batch->length + (with_targets ? 1 : 0), err));
-    return make_arrays(t, rows, batch->length, err);
-}
-
-/* Takes the batch's sequences. Sets inputs and, with_targets, targets. */
-static fsdp_status model_take_batch(fsdp_transformer *t, const fsdp_token_batch *batch,
-                                    bool with_targets, fsdp_error *err)
-{
-    FSDP_TRY(prepare_batch(t, batch, with_targets, err));
-    t->sequences = batch->sequences;
-    t->length = batch->length;
-    take_ids(t, batch, with_targets);
+                         "'%s' has a gradient of %s: no memory was set aside to compute it in f32",
+                         info.name, fsdp_dtype_name(info.grad_dtype));
+    *grad_out = (param_grad){param, to, is_f32 ? to : room};
     return FSDP_OK;
 }
 
-/* === parameters, units and the root =========================================================== */
-
-/* --- parameters ---------------------------------------------------------------------------------- */
-
-/* Adds the parameter of a role outside the layers; none where the description has none. */
-static fsdp_status add_other(fsdp_transformer *t, const fsdp_architecture *model, const char *role,
-                             fsdp_param **param_out, fsdp_error *err)
+static void finish_grad(const param_grad *grad)
 {
-    const fsdp_tensor_row *row = fsdp_architecture_role(model, role, 0);
-    char name[FSDP_MODEL_NAME];
-    model_part part;
-    if (!row || !fsdp_model_find_other(&t->config, role, &part))
+    if (grad->data != grad->to)
+        fsdp_cast(grad->to, fsdp_param_describe(grad->param).grad_dtype, grad->data, FSDP_F32,
+                  (size_t)count_of(grad->param));
+}
+
+/* --- linear layers ---------------------------------------------------------------------------- */
+
+fsdp_status fsdp_linear_forward(const fsdp_f32_params *params, const fsdp_linear *layer,
+                                const float *x, float *y, int64_t rows, fsdp_error *err)
+{
+    const float *weight = fsdp_param_f32(layer->weight, params->weight), *bias = NULL;
+    if (!weight)
+        return fsdp_param_error(layer->weight, err);
+    if (layer->bias) {
+        bias = fsdp_param_f32(layer->bias, params->bias);
+        if (!bias)
+            return fsdp_param_error(layer->bias, err);
+    }
+    params->nn->ops->product(params->nn, &(fsdp_nn_product){.out = y,
+                                                            .a = x,
+                                                            .b = weight,
+                                                            .rows = rows,
+                                                            .columns = layer->out,
+                                                            .inner = layer->in,
+                                                            .b_is_turned = !layer->is_in_by_out,
+                                                            .bias = bias});
+    return FSDP_OK;
+}
+
+static fsdp_status give_weight_grad(const fsdp_f32_params *params, const fsdp_linear *layer,
+                                    const fsdp_linear_grad *call, fsdp_error *err)
+{
+    param_grad grad;
+    FSDP_TRY(begin_grad(layer->weight, params->weight_grad, call->adds, &grad, err));
+    fsdp_nn_product product = {
+        .out = grad.data, .inner = call->rows, .a_is_turned = true, .adds = call->adds};
+    product.a = layer->is_in_by_out ? call->x : call->dy;
+    product.b = layer->is_in_by_out ? call->dy : call->x;
+    product.rows = layer->is_in_by_out ? layer->in : layer->out;
+    product.columns = layer->is_in_by_out ? layer->out : layer->in;
+    params->nn->ops->product(params->nn, &product);
+    finish_grad(&grad);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_linear_bias_grad(const fsdp_f32_params *params, const fsdp_linear *layer,
+                                  const fsdp_linear_grad *call, fsdp_error *err)
+{
+    param_grad grad;
+    float *room = params->weight_grad ? params->bias : NULL;
+    FSDP_TRY(begin_grad(layer->bias, room, call->adds, &grad, err));
+    if (!call->adds)
+        params->nn->ops->zero(params->nn, grad.data, layer->out);
+    params->nn->ops->column_sums(params->nn, grad.data, call->dy, call->rows, layer->out);
+    finish_grad(&grad);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_linear_backward(const fsdp_f32_params *params, const fsdp_linear *layer,
+                                 const fsdp_linear_grad *call, fsdp_error *err)
+{
+    FSDP_TRY(give_weight_grad(params, layer, call, err));
+    if (layer->bias)
+        FSDP_TRY(fsdp_linear_bias_grad(params, layer, call, err));
+    if (!call->dx)
         return FSDP_OK;
-    fsdp_model_tensor_name(model, row->name, 0, name);
-    if (t->config.is_tied && *param_out)
-        return fsdp_model_add_alias(t->model, name, *param_out, err);
-    return fsdp_model_add_param(t, name, part.ndim, part.shape, param_out, err);
-}
-
-static fsdp_status add_blocks(fsdp_transformer *t, const fsdp_architecture *model, fsdp_error *err)
-{
-    t->blocks = fsdp_alloc((size_t)t->config.layers, sizeof *t->blocks);
-    if (!t->blocks)
-        return fsdp_fail_memory(err, "layers");
-    for (int64_t i = 0; i < t->config.layers; i++) {
-        t->blocks[i].number = i;
-        FSDP_TRY(fsdp_model_declare_block(t, model, &t->blocks[i], err));
-    }
+    const float *weight = fsdp_param_f32(layer->weight, params->weight);
+    if (!weight)
+        return fsdp_param_error(layer->weight, err);
+    params->nn->ops->product(params->nn, &(fsdp_nn_product){.out = call->dx,
+                                                            .a = call->dy,
+                                                            .b = weight,
+                                                            .rows = call->rows,
+                                                            .columns = layer->in,
+                                                            .inner = layer->out,
+                                                            .b_is_turned = layer->is_in_by_out,
+                                                            .adds = call->adds_dx});
     return FSDP_OK;
 }
 
-static fsdp_status declare_all(fsdp_transformer *t, const fsdp_architecture *model, fsdp_error *err)
-{
-    FSDP_TRY(add_other(t, model, "embed", &t->tokens, err));
-    FSDP_TRY(add_other(t, model, "position_embed", &t->positions, err));
-    FSDP_TRY(add_blocks(t, model, err));
-    t->last_norm.columns = t->config.width;
-    FSDP_TRY(add_other(t, model, "final_norm", &t->last_norm.weight, err));
-    FSDP_TRY(add_other(t, model, "final_norm.bias", &t->last_norm.bias, err));
-    t->head = t->tokens;
-    return add_other(t, model, "output", &t->head, err);
-}
+/* === a layer ================================================================================== */
 
-static fsdp_status declare(fsdp_transformer *t, fsdp_error *err)
-{
-    fsdp_arena arena = {0};
-    const fsdp_architecture *model;
-    fsdp_status st = fsdp_model_describe(&t->config, &arena, &model, err);
-    if (st == FSDP_OK)
-        st = declare_all(t, model, err);
-    fsdp_arena_release(&arena);
-    return st;
-}
+/* Sampling keeps keys and values of earlier tokens. NULL: none. */
+typedef struct key_cache {
+    float *keys, *values; /* of one layer: sequences x room x kv_heads * head_dim */
+    int64_t room, used;
+} key_cache;
 
-/* --- the object ---------------------------------------------------------------------------------- */
+typedef struct model_caches {
+    key_cache *layers;
+} model_caches;
 
-static fsdp_status set_options(fsdp_transformer *t, const fsdp_transformer_opts *opts,
-                               fsdp_error *err)
+/* --- norms ----------------------------------------------------------------------------------------- */
+
+static fsdp_status apply_norm(fsdp_transformer *t, const model_norm *norm, const fsdp_nn_norm *call,
+                              fsdp_error *err)
 {
-    t->opts = *opts;
-    if (opts->is_mixed) {
-        t->opts.unit.param_dtype = FSDP_BF16;
-        t->opts.unit.reduce_dtype = FSDP_F32;
+    fsdp_nn_norm whole = *call;
+    whole.weight = fsdp_param_f32(norm->weight, t->params.weight);
+    if (!whole.weight)
+        return fsdp_param_error(norm->weight, err);
+    if (norm->bias) {
+        whole.bias = fsdp_param_f32(norm->bias, t->params.bias);
+        if (!whole.bias)
+            return fsdp_param_error(norm->bias, err);
     }
-    FSDP_TRY(fsdp_nn_open_cpu(opts->threads > 0 ? opts->threads : 1, &t->nn, err));
-    t->ops = t->nn->ops;
+    whole.columns = norm->columns;
+    whole.eps = t->config.norm_eps;
+    t->ops->norm(t->nn, &whole);
     return FSDP_OK;
 }
 
-/* Gradients are summed: the loss has the factor of the whole step already. */
-static fsdp_status set_sums(fsdp_transformer *t, fsdp_error *err)
+static fsdp_status make_norm_grad(fsdp_transformer *t, const model_norm *norm,
+                                  const fsdp_nn_norm_grad *call, fsdp_error *err)
 {
-    for (size_t i = 0; i < fsdp_root_unit_count(t->root); i++)
-        FSDP_TRY(fsdp_unit_set_gradient_divide_factor(fsdp_root_unit_at(t->root, i), 1, err));
+    fsdp_nn_norm_grad whole = *call;
+    whole.weight = fsdp_param_f32(norm->weight, t->params.weight);
+    whole.dweight = fsdp_param_grad(norm->weight);
+    if (!whole.weight || !whole.dweight)
+        return fsdp_param_error(norm->weight, err);
+    if (norm->bias) {
+        whole.dbias = fsdp_param_grad(norm->bias);
+        if (!whole.dbias)
+            return fsdp_param_error(norm->bias, err);
+    }
+    whole.columns = norm->columns;
+    t->ops->norm_grad(t->nn, &whole);
     return FSDP_OK;
 }
 
-static fsdp_status prepare(fsdp_world *world, fsdp_transformer *t,
-                           const fsdp_transformer_opts *opts, fsdp_error *err)
-{
-    FSDP_TRY(fsdp_transformer_config_check(&t->config, "the model", err));
-    FSDP_TRY(set_options(t, opts, err));
-    FSDP_TRY(fsdp_model_create(world, &t->model, err));
-    return declare(t, err);
-}
+/* --- attention ----------------------------------------------------------------------------------- */
 
-fsdp_status fsdp_transformer_create(fsdp_world *world, const fsdp_transformer_config *config,
-                                    const fsdp_transformer_opts *opts,
-                                    fsdp_transformer **transformer_out, fsdp_error *err)
+/* Queries, keys and values lie in one array: next to each other in every row (packed), or in turn. */
+typedef struct qkv_view {
+    float *q, *k, *v;
+    int64_t q_row, k_row; /* v lies as k does */
+} qkv_view;
+
+static qkv_view view_qkv(const fsdp_transformer *t, const model_block *block, float *data)
 {
-    fsdp_ctl *ctl = fsdp_world_ctl(world);
-    fsdp_transformer *t = fsdp_alloc(1, sizeof *t);
-    fsdp_status st;
-    if (t) {
-        t->config = *config;
-        t->ctl = ctl;
-        st = prepare(world, t, opts, err);
-    } else {
-        st = fsdp_fail_memory(err, "a model");
+    const int64_t queries = t->config.heads * t->config.head_dim;
+    const int64_t keys = t->config.kv_heads * t->config.head_dim, rows = model_rows(t);
+    if (block->qkv.weight) {
+        const int64_t row = queries + 2 * keys;
+        return (qkv_view){data, data + queries, data + queries + keys, row, row};
     }
-    st = fsdp_ctl_agree(ctl, st, err);
-    if (st == FSDP_OK)
-        st = fsdp_root_create(t->model, &t->opts.unit, &t->root, err);
-    if (st == FSDP_OK) {
-        st = set_sums(t, err);
-        if (st == FSDP_OK)
-            st = fsdp_f32_params_init(&t->params, t->nn, t->model, false, err);
-        st = fsdp_ctl_agree(ctl, st, err);
-    }
-    if (st == FSDP_OK)
-        *transformer_out = t;
-    else
-        fsdp_transformer_free(t);
-    return st;
+    float *k = data + rows * queries;
+    return (qkv_view){data, k, k + rows * keys, queries, keys};
 }
 
-void fsdp_transformer_free(fsdp_transformer *t)
+static void rotate(fsdp_transformer *t, float *x, int64_t row, int64_t heads, int64_t first,
+                   bool backward)
 {
-    if (!t)
-        return;
-    free_arrays(t);
-    fsdp_root_free(t->root);
-    fsdp_model_free(t->model);
-    if (t->nn)
-        t->ops->close(t->nn);
-    fsdp_free(t->blocks);
-    fsdp_free(t);
+    t->ops->rotate(t->nn, &(fsdp_nn_rotation){.x = x,
+                                              .row = row,
+                                              .sequences = t->sequences,
+                                              .length = t->length,
+                                              .first = first,
+                                              .heads = heads,
+                                              .head_dim = t->config.head_dim,
+                                              .cos = t->cosines,
+                                              .sin = t->sines,
+                                              .backward = backward});
 }
 
-fsdp_root *fsdp_transformer_root(fsdp_transformer *t)
+/* Each head of q and k is a row of its norm. */
+static fsdp_status norm_heads(fsdp_transformer *t, const model_block *block, const qkv_view *from,
+                              const qkv_view *to, fsdp_error *err)
 {
-    return t->root;
+    float *const inverse = t->arrays[block->number].heads_inverse;
+    const int64_t q_rows = model_rows(t) * t->config.heads;
+    const fsdp_nn_norm q = {.x = from->q, .y = to->q, .inverse = inverse, .rows = q_rows};
+    const fsdp_nn_norm k = {.x = from->k,
+                            .y = to->k,
+                            .inverse = inverse + q_rows,
+                            .rows = model_rows(t) * t->config.kv_heads};
+    FSDP_TRY(apply_norm(t, &block->q_norm, &q, err));
+    return apply_norm(t, &block->k_norm, &k, err);
 }
 
-int64_t fsdp_transformer_param_count(const fsdp_transformer *t)
+static fsdp_status norm_heads_grad(fsdp_transformer *t, const model_block *block,
+                                   const qkv_view *grads, const qkv_view *to, fsdp_error *err)
 {
-    int64_t count = 0;
-    for (size_t i = 0; i < fsdp_model_count(t->model); i++) {
-        const fsdp_param_info info = fsdp_param_describe(fsdp_model_at(t->model, i));
-        int64_t elements = 1;
-        for (int d = 0; d < info.ndim; d++)
-            elements *= info.shape[d];
-        count += elements;
-    }
-    return count;
+    const block_arrays *arrays = &t->arrays[block->number];
+    const qkv_view from = view_qkv(t, block, arrays->heads);
+    const int64_t q_rows = model_rows(t) * t->config.heads;
+    const fsdp_nn_norm_grad q = {
+        .x = from.q, .inverse = arrays->heads_inverse, .dy = grads->q, .dx = to->q, .rows = q_rows};
+    const fsdp_nn_norm_grad k = {.x = from.k,
+                                 .inverse = arrays->heads_inverse + q_rows,
+                                 .dy = grads->k,
+                                 .dx = to->k,
+                                 .rows = model_rows(t) * t->config.kv_heads};
+    FSDP_TRY(make_norm_grad(t, &block->q_norm, &q, err));
+    return make_norm_grad(t, &block->k_norm, &k, err);
 }
 
-/* --- first values -------------------------------------------------------------------------------- */
-
-typedef struct first_values {
-    const fsdp_transformer_config *config;
-    uint64_t seed;
-} first_values;
-
-static float scale_of(const fsdp_transformer_config *config, const char *name)
+static fsdp_status make_qkv(fsdp_transformer *t, const model_block *block, const float *normed,
+                            const qkv_view *view, fsdp_error *err)
 {
-    double scale = config->initializer_range;
-    if (config->form.is_in_by_out && fsdp_has_suffix(name, "c_proj.weight")) /* of GPT-2 */
-        scale /= sqrt(2.0 * (double)config->layers);
+    const int64_t rows = model_rows(t);
+    if (block->qkv.weight)
+        return fsdp_linear_forward(&t->params, &block->qkv, normed, view->q, rows, err);
+    const bool has_norm = block->q_norm.weight;
+    const qkv_view to = has_norm ? view_qkv(t, block, t->arrays[block->number].heads) : *view;
+    FSDP_TRY(fsdp_linear_forward(&t->params, &block->q, normed, to.q, rows, err));
+    FSDP_TRY(fsdp_linear_forward(&t->params, &block->k, normed, to.k, rows, err));
+    FSDP_TRY(fsdp_linear_forward(&t->params, &block->v, normed, view->v, rows, err));
+    return has_norm ? norm_heads(t, block, &to, view, err) : FSDP_OK;
+}
+
+static float scale_of(const fsdp_transformer *t, const model_block *block)
+{
+    double scale = t->config.scales_attention ? 1 / sqrt((double)t->config.head_dim) : 1;
+    if (t->config.scales_by_layer)
+        scale /= (double)(block->number + 1);
     return (float)scale;
 }
 
-/* Elements of a box of a tensor, row by row: their numbers in the whole tensor. */
-static void fill_normal(const first_values *from, const fsdp_param_info *info, const fsdp_box *box,
-                        float *data)
+static fsdp_nn_attention describe_attention(const fsdp_transformer *t, const model_block *block,
+                                            const qkv_view *view, const block_arrays *arrays)
 {
-    const uint64_t key = random_key(from->seed, info->name);
-    const float scale = scale_of(from->config, info->name);
-    const int64_t columns = info->ndim > 1 ? info->shape[1] : 1;
-    const int64_t width = info->ndim > 1 ? box->len[1] : 1, left = info->ndim > 1 ? box->lo[1] : 0;
-    for (int64_t r = 0; r < box->len[0]; r++)
-        for (int64_t c = 0; c < width; c++)
-            *data++ = scale *
-                      (float)random_normal(key, (uint64_t)((box->lo[0] + r) * columns + left + c));
+    const fsdp_transformer_config *config = &t->config;
+    return (fsdp_nn_attention){.q = view->q,
+                               .k = view->k,
+                               .v = view->v,
+                               .q_row = view->q_row,
+                               .k_row = view->k_row,
+                               .v_row = view->k_row,
+                               .out = arrays->attended,
+                               .log_sum = arrays->log_sum,
+                               .sequences = t->sequences,
+                               .queries = t->length,
+                               .keys = t->length,
+                               .key_room = t->length,
+                               .heads = config->heads,
+                               .kv_heads = config->kv_heads,
+                               .head_dim = config->head_dim,
+                               .window = config->is_windowed[block->number] ? config->window : 0,
+                               .scale = scale_of(t, block)};
 }
 
-static fsdp_status fill_param(void *context, const fsdp_param *param, const fsdp_box *box,
-                              void *data, fsdp_error *err)
+/* Appends this call's keys and values, and lets attention read all. */
+static void use_cache(fsdp_transformer *t, const qkv_view *view, const key_cache *cache,
+                      fsdp_nn_attention *call)
 {
-    const first_values *from = context;
-    const fsdp_param_info info = fsdp_param_describe(param);
-    float *to = data;
-    (void)err;
-    if (info.ndim > 1) {
-        fill_normal(from, &info, box, to);
-        return FSDP_OK;
+    const int64_t width = t->config.kv_heads * t->config.head_dim;
+    for (int64_t s = 0; s < t->sequences; s++)
+        for (int64_t r = 0; r < t->length; r++) {
+            const int64_t to = (s * cache->room + cache->used + r) * width;
+            const int64_t from = (s * t->length + r) * view->k_row;
+            t->ops->copy(t->nn, cache->keys + to, view->k + from, width);
+            t->ops->copy(t->nn, cache->values + to, view->v + from, width);
+        }
+    call->k = cache->keys;
+    call->v = cache->values;
+    call->k_row = call->v_row = width;
+    call->keys = cache->used + t->length;
+    call->key_room = cache->room;
+    call->log_sum = NULL;
+}
+
+static void attend(fsdp_transformer *t, const model_block *block, const qkv_view *view,
+                   const key_cache *cache)
+{
+    const int64_t first = cache ? cache->used : 0;
+    fsdp_nn_attention call = describe_attention(t, block, view, &t->arrays[block->number]);
+    if (t->config.form.is_rotary) {
+        rotate(t, view->q, view->q_row, t->config.heads, first, false);
+        rotate(t, view->k, view->k_row, t->config.kv_heads, first, false);
     }
-    const float value = fsdp_has_suffix(info.name, ".bias") ? 0 : 1; /* of norms */
-    for (int64_t i = 0; i < box->len[0]; i++)
-        to[i] = value;
+    if (cache)
+        use_cache(t, view, cache, &call);
+    t->ops->attend(t->nn, &call);
+}
+
+/* dqkv, the gradient of q, k and v before rotation, from dattended. */
+static void attend_grad(fsdp_transformer *t, const model_block *block, const qkv_view *grads)
+{
+    block_arrays *arrays = &t->arrays[block->number];
+    const qkv_view view = view_qkv(t, block, arrays->qkv);
+    t->ops->attend_grad(
+        t->nn, &(fsdp_nn_attention_grad){.forward = describe_attention(t, block, &view, arrays),
+                                         .dout = t->dattended,
+                                         .dq = grads->q,
+                                         .dk = grads->k,
+                                         .dv = grads->v});
+    if (t->config.form.is_rotary) {
+        rotate(t, grads->q, grads->q_row, t->config.heads, 0, true);
+        rotate(t, grads->k, grads->k_row, t->config.kv_heads, 0, true);
+    }
+}
+
+static fsdp_status make_qkv_grad(fsdp_transformer *t, const model_block *block,
+                                 const qkv_view *grads, fsdp_error *err)
+{
+    const fsdp_linear *const linears[] = {&block->q, &block->k, &block->v};
+    const bool has_norm = block->q_norm.weight;
+    const qkv_view from = has_norm ? view_qkv(t, block, t->dheads) : *grads;
+    const float *const dys[] = {from.q, from.k, grads->v};
+    fsdp_linear_grad call = {.x = t->arrays[block->number].normed1,
+                             .dy = grads->q,
+                             .dx = t->dnormed,
+                             .rows = model_rows(t)};
+    if (block->qkv.weight)
+        return fsdp_linear_backward(&t->params, &block->qkv, &call, err);
+    if (has_norm)
+        FSDP_TRY(norm_heads_grad(t, block, grads, &from, err));
+    for (int i = 0; i < 3; i++) {
+        call.dy = dys[i];
+        call.adds_dx = i > 0;
+        FSDP_TRY(fsdp_linear_backward(&t->params, linears[i], &call, err));
+    }
     return FSDP_OK;
 }
 
-fsdp_status fsdp_transformer_init(fsdp_transformer *t, uint64_t seed, fsdp_error *err)
+/* --- forward ------------------------------------------------------------------------------------- */
+
+/* to = from + linear(x) */
+static fsdp_status add_linear(fsdp_transformer *t, const fsdp_linear *linear, const float *x,
+                              const float *from, float *to, fsdp_error *err)
 {
-    first_values from = {&t->config, seed};
-    return fsdp_root_init(t->root, fill_param, &from, err);
+    FSDP_TRY(fsdp_linear_forward(&t->params, linear, x, to, model_rows(t), err));
+    t->ops->add(t->nn, to, from, model_rows(t) * t->config.width);
+    return FSDP_OK;
+}
+
+static fsdp_status make_active(fsdp_transformer *t, const model_block *block, fsdp_error *err)
+{
+    block_arrays *arrays = &t->arrays[block->number];
+    const int64_t rows = model_rows(t);
+    fsdp_nn_activation call = {.function = t->config.activation,
+                               .x = arrays->up,
+                               .y = arrays->active,
+                               .count = rows * t->config.inner};
+    FSDP_TRY(fsdp_linear_forward(&t->params, &block->up, arrays->normed2, arrays->up, rows, err));
+    if (t->config.form.is_gated) {
+        FSDP_TRY(fsdp_linear_forward(&t->params, &block->gate, arrays->normed2, arrays->gate, rows,
+                                     err));
+        call.x = arrays->gate;
+        call.gate = arrays->up;
+    }
+    t->ops->activate(t->nn, &call);
+    return FSDP_OK;
+}
+
+/* x (rows x width) -> y; between the unit's hooks. */
+static fsdp_status run_layer(fsdp_transformer *t, const model_block *block, const float *x,
+                             float *y, const key_cache *cache, fsdp_error *err)
+{
+    block_arrays *arrays = &t->arrays[block->number];
+    const qkv_view view = view_qkv(t, block, arrays->qkv);
+    FSDP_TRY(apply_norm(t, &block->norm1,
+                        &(fsdp_nn_norm){.x = x,
+                                        .y = arrays->normed1,
+                                        .mean = arrays->mean1,
+                                        .inverse = arrays->inverse1,
+                                        .rows = model_rows(t)},
+                        err));
+    FSDP_TRY(make_qkv(t, block, arrays->normed1, &view, err));
+    attend(t, block, &view, cache);
+    FSDP_TRY(add_linear(t, &block->output, arrays->attended, x, arrays->middle, err));
+    FSDP_TRY(apply_norm(t, &block->norm2,
+                        &(fsdp_nn_norm){.x = arrays->middle,
+                                        .y = arrays->normed2,
+                                        .mean = arrays->mean2,
+                                        .inverse = arrays->inverse2,
+                                        .rows = model_rows(t)},
+                        err));
+    FSDP_TRY(make_active(t, block, err));
+    return y ? add_linear(t, &block->down, arrays->active, arrays->middle, y, err) : FSDP_OK;
+}
+
+/* --- backward ------------------------------------------------------------------------------------ */
+
+/* dnormed, the gradient of the second norm's result. */
+static fsdp_status make_mlp_grad(fsdp_transformer *t, const model_block *block, fsdp_error *err)
+{
+    block_arrays *arrays = &t->arrays[block->number];
+    const int64_t rows = model_rows(t);
+    fsdp_nn_activation_grad call = {.function = t->config.activation,
+                                    .x = arrays->up,
+                                    .dy = t->dactive,
+                                    .dx = t->dup,
+                                    .count = rows * t->config.inner};
+    fsdp_linear_grad down = {.x = arrays->active, .dy = t->dx, .dx = t->dactive, .rows = rows};
+    fsdp_linear_grad up = {.x = arrays->normed2, .dy = t->dup, .dx = t->dnormed, .rows = rows};
+    fsdp_linear_grad gate = {
+        .x = arrays->normed2, .dy = t->dgate, .dx = t->dnormed, .rows = rows, .adds_dx = true};
+    FSDP_TRY(fsdp_linear_backward(&t->params, &block->down, &down, err));
+    if (t->config.form.is_gated) {
+        call.x = arrays->gate;
+        call.gate = arrays->up;
+        call.dx = t->dgate;
+        call.dgate = t->dup;
+    }
+    t->ops->activate_grad(t->nn, &call);
+    FSDP_TRY(fsdp_linear_backward(&t->params, &block->up, &up, err));
+    return t->config.form.is_gated ? fsdp_linear_backward(&t->params, &block->gate, &gate, err)
+                                   : FSDP_OK;
+}
+
+/* Adds the gradient through a norm to dx. */
+static fsdp_status add_norm_grad(fsdp_transformer *t, const model_norm *norm, const float *x,
+                                 const float *mean, const float *inverse, fsdp_error *err)
+{
+    return make_norm_grad(t, norm,
+                          &(fsdp_nn_norm_grad){.x = x,
+                                               .mean = mean,
+                                               .inverse = inverse,
+                                               .dy = t->dnormed,
+                                               .dx = t->dx,
+                                               .adds_dx = true,
+                                               .rows = model_rows(t)},
+                          err);
+}
+
+/* t->dx: the gradient of the block's result becomes that of its input x. */
+static fsdp_status make_layer_grad(fsdp_transformer *t, const model_block *block, const float *x,
+                                   fsdp_error *err)
+{
+    block_arrays *arrays = &t->arrays[block->number];
+    const qkv_view grads = view_qkv(t, block, t->dqkv);
+    if (t->opts.recompute)
+        FSDP_TRY(run_layer(t, block, x, NULL, NULL, err));
+    FSDP_TRY(make_mlp_grad(t, block, err));
+    FSDP_TRY(add_norm_grad(t, &block->norm2, arrays->middle, arrays->mean2, arrays->inverse2, err));
+    fsdp_linear_grad output = {
+        .x = arrays->attended, .dy = t->dx, .dx = t->dattended, .rows = model_rows(t)};
+    FSDP_TRY(fsdp_linear_backward(&t->params, &block->output, &output, err));
+    attend_grad(t, block, &grads);
+    FSDP_TRY(make_qkv_grad(t, block, &grads, err));
+    return add_norm_grad(t, &block->norm1, x, arrays->mean1, arrays->inverse1, err);
 }
 
 /* === a microbatch ============================================================================= */
@@ -449,10 +560,6 @@ fsdp_status fsdp_transformer_init(fsdp_transformer *t, uint64_t seed, fsdp_error
  * A microbatch: ids through embedding, layers, last norm and head to the loss, and back. The head runs once,
  * when backward has begun: its logits become their gradient in place, some rows at a time.
  */
-
-typedef struct model_caches {
-    key_cache *layers;
-} model_caches;
 
 /* --- embedding ----------------------------------------------------------------------------------- */
 
@@ -512,8 +619,8 @@ static fsdp_status run_layers(fsdp_transformer *t, const model_caches *caches, f
     for (int64_t i = 0; i < t->config.layers; i++) {
         const model_block *block = &t->blocks[i];
         FSDP_TRY(fsdp_unit_pre_forward(block->unit, err));
-        FSDP_TRY(fsdp_model_block(t, block, t->block_inputs[i], t->block_inputs[i + 1],
-                                  caches ? &caches->layers[i] : NULL, err));
+        FSDP_TRY(run_layer(t, block, t->block_inputs[i], t->block_inputs[i + 1],
+                           caches ? &caches->layers[i] : NULL, err));
         FSDP_TRY(fsdp_unit_post_forward(block->unit, err));
     }
     return FSDP_OK;
@@ -522,13 +629,13 @@ static fsdp_status run_layers(fsdp_transformer *t, const model_caches *caches, f
 /* last_normed: the last norm's result. Computes logits of rows [first, first + rows), at most logit_rows. */
 static fsdp_status model_last_norm(fsdp_transformer *t, fsdp_error *err)
 {
-    return fsdp_model_norm(t, &t->last_norm,
-                           &(fsdp_nn_norm){.x = t->block_inputs[t->config.layers],
-                                           .y = t->last_normed,
-                                           .mean = t->last_mean,
-                                           .inverse = t->last_inverse,
-                                           .rows = model_rows(t)},
-                           err);
+    return apply_norm(t, &t->last_norm,
+                      &(fsdp_nn_norm){.x = t->block_inputs[t->config.layers],
+                                      .y = t->last_normed,
+                                      .mean = t->last_mean,
+                                      .inverse = t->last_inverse,
+                                      .rows = model_rows(t)},
+                      err);
 }
 
 /* --- head ---------------------------------------------------------------------------------------- */
@@ -584,14 +691,14 @@ static fsdp_status run_head(fsdp_transformer *t, double scale, fsdp_error *err)
 {
     FSDP_TRY(model_last_norm(t, err));
     FSDP_TRY(find_losses(t, scale, true, err));
-    return fsdp_model_norm_grad(t, &t->last_norm,
-                                &(fsdp_nn_norm_grad){.x = t->block_inputs[t->config.layers],
-                                                     .mean = t->last_mean,
-                                                     .inverse = t->last_inverse,
-                                                     .dy = t->dnormed,
-                                                     .dx = t->dx,
-                                                     .rows = model_rows(t)},
-                                err);
+    return make_norm_grad(t, &t->last_norm,
+                          &(fsdp_nn_norm_grad){.x = t->block_inputs[t->config.layers],
+                                               .mean = t->last_mean,
+                                               .inverse = t->last_inverse,
+                                               .dy = t->dnormed,
+                                               .dx = t->dx,
+                                               .rows = model_rows(t)},
+                          err);
 }
 
 static fsdp_status go_back(fsdp_transformer *t, double scale, fsdp_error *err)
@@ -602,7 +709,7 @@ static fsdp_status go_back(fsdp_transformer *t, double scale, fsdp_error *err)
     for (int64_t i = t->config.layers - 1; i >= 0; i--) {
         const model_block *block = &t->blocks[i];
         FSDP_TRY(fsdp_unit_pre_backward(block->unit, err));
-        FSDP_TRY(fsdp_model_block_grad(t, block, t->block_inputs[i], err));
+        FSDP_TRY(make_layer_grad(t, block, t->block_inputs[i], err));
         FSDP_TRY(fsdp_unit_post_backward(block->unit, err));
     }
     FSDP_TRY(embed_grad(t, err));
@@ -612,17 +719,11 @@ static fsdp_status go_back(fsdp_transformer *t, double scale, fsdp_error *err)
 
 /* --- a microbatch -------------------------------------------------------------------------------- */
 
-fsdp_status fsdp_transformer_prepare(fsdp_transformer *t, const fsdp_token_batch *batch,
-                                     fsdp_error *err)
-{
-    return prepare_batch(t, batch, true, err);
-}
-
 /* Every rank learns that one cannot take its sequences, before any collective of the step. */
 static fsdp_status take_batch(fsdp_transformer *t, const fsdp_token_batch *batch, bool with_targets,
                               fsdp_error *err)
 {
-    const fsdp_status mine = model_take_batch(t, batch, with_targets, err);
+    const fsdp_status mine = fsdp_model_take_batch(t, batch, with_targets, batch->length, err);
     return batch->is_agreed ? mine : fsdp_ctl_agree(t->ctl, mine, err);
 }
 
@@ -867,17 +968,10 @@ static fsdp_token_batch next_batch(sampler *s)
                               .stride = s->stride};
 }
 
-static fsdp_status take_prompts(sampler *s, const fsdp_token_batch *batch, fsdp_error *err)
-{
-    FSDP_TRY(make_arrays(s->t, batch->sequences * batch->length, s->room, err));
-    return model_take_batch(s->t, batch, false, err);
-}
-
 /* The next id of every sequence, from the logits of its last row. */
 static fsdp_status choose(sampler *s, fsdp_error *err)
 {
     fsdp_transformer *t = s->t;
-    const uint64_t key = random_key(s->sampling->seed, "sample");
     const int64_t number = s->sampling->count - (s->stride - s->known);
     for (int64_t i = 0; i < s->sequences; i++) {
         const uint64_t index = (uint64_t)(i * s->sampling->count + number);
@@ -885,7 +979,8 @@ static fsdp_status choose(sampler *s, fsdp_error *err)
         t->ops->download(t->nn, s->logits, t->logits, t->config.vocab);
         FSDP_TRY(t->ops->finish(t->nn, err));
         s->ids[i * s->stride + s->known] =
-            draw(s->sampling, s->logits, t->config.vocab, s->choices, random_uniform(key, index));
+            draw(s->sampling, s->logits, t->config.vocab, s->choices,
+                 fsdp_model_uniform(s->sampling->seed, "sample", index));
     }
     return FSDP_OK;
 }
@@ -894,7 +989,7 @@ static fsdp_status step(sampler *s, fsdp_error *err)
 {
     fsdp_transformer *t = s->t;
     const fsdp_token_batch batch = next_batch(s);
-    FSDP_TRY(fsdp_ctl_agree(t->ctl, take_prompts(s, &batch, err), err));
+    FSDP_TRY(fsdp_ctl_agree(t->ctl, fsdp_model_take_batch(t, &batch, false, s->room, err), err));
     FSDP_TRY(model_forward(t, &s->caches, err));
     FSDP_TRY(model_last_norm(t, err));
     FSDP_TRY(choose(s, err));
@@ -925,4 +1020,98 @@ fsdp_status fsdp_transformer_sample(fsdp_transformer *t, const fsdp_token_batch 
                (size_t)sampling->count * sizeof *ids_out);
     sampler_release(&s);
     return st;
+}
+
+/* === the object =============================================================================== */
+
+static fsdp_status set_options(fsdp_transformer *t, const fsdp_transformer_opts *opts,
+                               fsdp_error *err)
+{
+    t->opts = *opts;
+    if (opts->is_mixed) {
+        t->opts.unit.param_dtype = FSDP_BF16;
+        t->opts.unit.reduce_dtype = FSDP_F32;
+    }
+    FSDP_TRY(fsdp_nn_open_cpu(opts->threads > 0 ? opts->threads : 1, &t->nn, err));
+    t->ops = t->nn->ops;
+    return FSDP_OK;
+}
+
+/* Gradients are summed: the loss has the factor of the whole step already. */
+static fsdp_status set_sums(fsdp_transformer *t, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_root_unit_count(t->root); i++)
+        FSDP_TRY(fsdp_unit_set_gradient_divide_factor(fsdp_root_unit_at(t->root, i), 1, err));
+    return FSDP_OK;
+}
+
+static fsdp_status prepare(fsdp_world *world, fsdp_transformer *t,
+                           const fsdp_transformer_opts *opts, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_transformer_config_check(&t->config, "the model", err));
+    FSDP_TRY(set_options(t, opts, err));
+    FSDP_TRY(fsdp_model_create(world, &t->model, err));
+    return fsdp_model_declare(t, err);
+}
+
+fsdp_status fsdp_transformer_create(fsdp_world *world, const fsdp_transformer_config *config,
+                                    const fsdp_transformer_opts *opts,
+                                    fsdp_transformer **transformer_out, fsdp_error *err)
+{
+    fsdp_ctl *ctl = fsdp_world_ctl(world);
+    fsdp_transformer *t = fsdp_alloc(1, sizeof *t);
+    fsdp_status st;
+    if (t) {
+        t->config = *config;
+        t->ctl = ctl;
+        st = prepare(world, t, opts, err);
+    } else {
+        st = fsdp_fail_memory(err, "a model");
+    }
+    st = fsdp_ctl_agree(ctl, st, err);
+    if (st == FSDP_OK)
+        st = fsdp_root_create(t->model, &t->opts.unit, &t->root, err);
+    if (st == FSDP_OK) {
+        st = set_sums(t, err);
+        if (st == FSDP_OK)
+            st = fsdp_f32_params_init(&t->params, t->nn, t->model, false, err);
+        st = fsdp_ctl_agree(ctl, st, err);
+    }
+    if (st == FSDP_OK)
+        *transformer_out = t;
+    else
+        fsdp_transformer_free(t);
+    return st;
+}
+
+void fsdp_transformer_free(fsdp_transformer *t)
+{
+    if (!t)
+        return;
+    fsdp_model_free_arrays(t);
+    fsdp_f32_params_release(&t->params);
+    fsdp_root_free(t->root);
+    fsdp_model_free(t->model);
+    if (t->nn)
+        t->ops->close(t->nn);
+    fsdp_free(t->blocks);
+    fsdp_free(t);
+}
+
+fsdp_root *fsdp_transformer_root(fsdp_transformer *t)
+{
+    return t->root;
+}
+
+int64_t fsdp_transformer_param_count(const fsdp_transformer *t)
+{
+    int64_t count = 0;
+    for (size_t i = 0; i < fsdp_model_count(t->model); i++) {
+        const fsdp_param_info info = fsdp_param_describe(fsdp_model_at(t->model, i));
+        int64_t elements = 1;
+        for (int d = 0; d < info.ndim; d++)
+            elements *= info.shape[d];
+        count += elements;
+    }
+    return count;
 }

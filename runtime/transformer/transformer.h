@@ -5,10 +5,9 @@
  * losses, logits and next ids. The room calls the public headers of the runtime and kernels/nn.h, and asks a
  * world where its memory lies; trainers and tools call this header and transformer_config.h.
  *
- *   transformer_config.c  config.json <-> fsdp_transformer_config
- *   transformer.c         parameters, units, root; ids -> loss and gradients, logits, or next ids
- *   block.c               one layer, forward and backward
- *   linear_layer.c        parameters in f32; one linear layer, forward and backward
+ *   transformer_config.c   config.json <-> fsdp_transformer_config
+ *   transformer_parts.c    tensors by their roles: the form of a family, parameters, units; arrays
+ *   transformer.c          one layer, forward and backward; ids -> loss and gradients, logits, or next ids
  *
  * Names in state dicts are those of Hugging Face after "model." (state.h). A tied head is an alias.
  * Gradients are sums over ranks, not means: `scale` of a microbatch divides by the tokens of the whole step,

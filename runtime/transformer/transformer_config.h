@@ -19,7 +19,7 @@ enum { FSDP_MODEL_LAYERS = 4096, FSDP_MODEL_NAME = 128 };
  * description has only what the form can say is trained without code of its own.
  */
 typedef struct fsdp_transformer_form {
-    uint64_t parts;                    /* the tensors that a layer has: bits of the parts in block.c */
+    uint64_t parts;                    /* the tensors that a layer has: bits of transformer_parts.c */
     char embedding[FSDP_MODEL_NAME];   /* the name of its weight */
     bool is_in_by_out;                 /* weights of the layers' projections are stored in x out */
     bool is_rotary;                    /* heads are rotated; else learned positions are added */

@@ -65,65 +65,21 @@ static inline int64_t model_rows(const fsdp_transformer *t)
     return t->sequences * t->length;
 }
 
-/* A tensor by its role: its bit (of a layer: in form.parts) and its shape, of weights out x in. */
-typedef struct model_part {
-    uint64_t bit;
-    int ndim;
-    int64_t shape[2];
-} model_part;
+/* --- transformer_parts.c ------------------------------------------------------------------------- */
 
-/* --- the form (transformer_config.c) ------------------------------------------------------------ */
-
-/* Finds the part of a role outside the layers, as fsdp_model_find_part does. */
-bool fsdp_model_find_other(const fsdp_transformer_config *config, const char *role,
-                           model_part *part_out);
+/* Makes config->form of a config whose sizes are set. FSDP_ERR_USAGE names what this room has no code for. */
+fsdp_status fsdp_model_make_form(const fsdp_config *values, fsdp_transformer_config *config, fsdp_error *err);
 /* Finds the description of the config's family, in the arena. */
 fsdp_status fsdp_model_describe(const fsdp_transformer_config *config, fsdp_arena *arena,
                                 const fsdp_architecture **model_out, fsdp_error *err);
-
-/* --- a layer's parts (block.c) ----------------------------------------------------------------- */
-
-/* False: a layer has no use for the role. */
-bool fsdp_model_find_part(const fsdp_transformer_config *config, const char *role, model_part *part_out);
-/* The role of a part without which a layer of these parts cannot be computed; NULL: none is missing. */
-const char *fsdp_model_missing_part(uint64_t parts);
-/* Copies the whole name of a tensor, of `layer` where it has one per layer. */
-void fsdp_model_tensor_name(const fsdp_architecture *model, const char *name, int64_t layer,
-                            char name_out[FSDP_MODEL_NAME]);
-/* Declares the layer's parameters and its unit, in the order of the description. */
-fsdp_status fsdp_model_declare_block(fsdp_transformer *t, const fsdp_architecture *model, model_block *block,
-                                     fsdp_error *err);
-/* Adds a parameter of f32. */
-fsdp_status fsdp_model_add_param(fsdp_transformer *t, const char *name, int ndim, const int64_t *shape,
-                                 fsdp_param **param_out, fsdp_error *err);
-
-fsdp_status fsdp_model_alloc(fsdp_transformer *t, int64_t rows, int64_t columns, float **data_out,
-                             fsdp_error *err);
-fsdp_status fsdp_model_make_block_arrays(fsdp_transformer *t, int64_t rows, block_arrays *arrays,
-                                         fsdp_error *err);
-void fsdp_model_free_block_arrays(fsdp_transformer *t, block_arrays *arrays);
-/* All layers share them. */
-fsdp_status fsdp_model_make_block_grads(fsdp_transformer *t, int64_t rows, fsdp_error *err);
-void fsdp_model_free_block_grads(fsdp_transformer *t);
-
-/* --- computation --------------------------------------------------------------------------------- */
-
-fsdp_status fsdp_model_norm(fsdp_transformer *t, const model_norm *norm, const fsdp_nn_norm *call,
-                            fsdp_error *err);
-fsdp_status fsdp_model_norm_grad(fsdp_transformer *t, const model_norm *norm,
-                                 const fsdp_nn_norm_grad *call, fsdp_error *err);
-
-/* Sampling keeps keys and values of earlier tokens. NULL: none. */
-typedef struct key_cache {
-    float *keys, *values;      /* of one layer: sequences x room x kv_heads * head_dim */
-    int64_t room, used;
-} key_cache;
-
-/* x (rows x width) -> y; between the unit's hooks. */
-fsdp_status fsdp_model_block(fsdp_transformer *t, const model_block *block, const float *x, float *y,
-                             const key_cache *cache, fsdp_error *err);
-/* t->dx: the gradient of the block's result becomes that of its input x. */
-fsdp_status fsdp_model_block_grad(fsdp_transformer *t, const model_block *block, const float *x,
-                                  fsdp_error *err);
+/* Declares all parameters, and a unit per layer. */
+fsdp_status fsdp_model_declare(fsdp_transformer *t, fsdp_error *err);
+/* Takes the batch's sequences. Sets inputs and, with_targets, targets; makes arrays of their rows, and angles
+ * of that many positions. */
+fsdp_status fsdp_model_take_batch(fsdp_transformer *t, const fsdp_token_batch *batch, bool with_targets,
+                                  int64_t positions, fsdp_error *err);
+void fsdp_model_free_arrays(fsdp_transformer *t);
+/* A random number in (0, 1), a function of its arguments alone. */
+double fsdp_model_uniform(uint64_t seed, const char *purpose, uint64_t i);
 
 #endif
