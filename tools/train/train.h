@@ -1,14 +1,13 @@
 /*
  * fsdp-train: trains a transformer in shards, saves it into a run, continues from there, evaluates and
  * samples. In: the command line and a configuration. Out: calls of the runtime, checkpoints, metrics and an
- * exit code. fsdp_train.c is the main; tests/bench measures steps with train_job_make, train_config_init and
+ * exit code. fsdp_train.c is the main, and does --eval, --sample and --tokenize; tests/bench measures steps with train_job_make, train_config_init and
  * train_step.
  *
  *   train_options.c   the configuration ([section] key = value), and the command line
- *   train_job.c       a job's objects: mesh, model, optimizer, tokenizer, data
- *   train_step.c      one step and its ids; evaluation; gradients in a file; requests to stop
+ *   train_job.c       a job's objects: mesh, model, optimizer, tokenizer, data; one step and its ids;
+ *                     evaluation; gradients in a file; requests to stop
  *   train_state.c     a checkpoint, run or directory of Hugging Face as a source; resumes, saves
- *   train_use.c       --eval, --sample, --tokenize
  *   train_npy.c       arrays of .npy files
  *   train_log.c       metrics.jsonl, main.log, TensorBoard
  */
@@ -82,11 +81,6 @@ typedef struct train_source {
 fsdp_status train_source_open(const char *path, train_source *source_out, fsdp_error *err);
 void train_source_close(train_source *source);
 
-/* Local. FSDP_ERR_USAGE: the config ties the head, and the files have another one next to the embedding. */
-fsdp_status train_source_check_head(const train_source *source, fsdp_error *err);
-/* Collective. Brings the parameters. */
-fsdp_status train_source_load_model(const train_source *source, fsdp_root *root, fsdp_error *err);
-
 /* --- a job (train_job.c) ------------------------------------------------------------------------- */
 
 typedef struct train_batches train_batches;
@@ -116,6 +110,7 @@ typedef struct train_job {
     fsdp_mesh *mesh;
     fsdp_tokenizer *tokenizer; /* NULL: ids come from --batches or --tokens */
     train_batches *batches;
+    fsdp_value data;           /* what they come from, of a run */
     train_next next;
     fsdp_transformer_config model_config;
     fsdp_text model_text;      /* config.json */
@@ -146,19 +141,15 @@ fsdp_status train_job_open(train_job *job, const train_options *opts, fsdp_world
 fsdp_status train_job_make(train_job *job, const train_options *opts, fsdp_world *world,
                            const fsdp_transformer_config *config, fsdp_error *err);
 
-/* --- batches (train_step.c) ------------------------------------------------------------------- */
+/* --- batches (train_job.c) -------------------------------------------------------------------- */
 
-fsdp_status train_batches_open(train_job *job, fsdp_error *err);
-void train_batches_close(train_batches *batches);      /* accepts NULL */
 /* Collective, without an exchange where the step before has had it. The batch of the step after those done;
  * its ids are borrowed until that step has ended. */
 fsdp_status train_batches_take(train_job *job, train_batch *batch_out, fsdp_error *err);
 /* Local. Checks this rank's part of a batch, and makes memory for it. */
 fsdp_status train_batch_prepare(train_job *job, const train_batch *batch, fsdp_error *err);
-/* The files after it, for checkpoints. */
-fsdp_status train_batches_describe(const train_job *job, fsdp_value *value_out, fsdp_error *err);
 
-/* --- steps (train_step.c) ------------------------------------------------------------------------ */
+/* --- steps (train_job.c) ------------------------------------------------------------------------- */
 
 typedef struct train_result {
     double loss, grad_norm, lr;
@@ -176,16 +167,11 @@ fsdp_status train_step(train_job *job, const train_batch *batch, train_result *r
 fsdp_status train_evaluate(train_job *job, int64_t batches, double *loss_out, int64_t *tokens_out,
                            fsdp_error *err);
 
-/* --- uses of a model (train_use.c) --------------------------------------------------------------- */
-
-/* Collective: --eval, --sample. */
-fsdp_status train_use_eval(train_job *job, fsdp_error *err);
-fsdp_status train_use_sample(train_job *job, fsdp_error *err);
-/* --tokenize, without ranks; the exit code. */
-int train_use_tokenizer(const train_options *opts);
-
 /* --- checkpoints (train_state.c) ----------------------------------------------------------------- */
 
+/* Collective. Brings the parameters. FSDP_ERR_USAGE: the config ties the head, and the files have another one
+ * next to the embedding. */
+fsdp_status train_source_load_model(const train_source *source, train_job *job, fsdp_error *err);
 /* Collective. Brings the model, the optimizer and the job's counters. In a run with --resume auto, a
  * checkpoint whose data turns out to be damaged is replaced by the one before it, also in `source`; damaged
  * ones are set aside. */
@@ -197,7 +183,7 @@ fsdp_status train_save(train_job *job, bool is_last, fsdp_error *err);
 /* Collective. Waits for the save in the background, if there is one. */
 fsdp_status train_save_finish(train_job *job, bool is_last, fsdp_error *err);
 
-/* --- requests to stop (train_step.c) ---------------------------------------------------------- */
+/* --- requests to stop (train_job.c) ----------------------------------------------------------- */
 
 /* SIGTERM, SIGUSR1, SIGHUP and SIGINT from now on ask to stop; a second SIGINT ends the program with 130. A
  * step that has not ended `deadline` seconds after the signal, or at a second one, ends the program, too,
@@ -210,9 +196,7 @@ void train_signals_end(void);
 void train_signals_shield(bool is_begin);
 void train_signals_step(double seconds);       /* a step took so long */
 
-/* Rank 0: the file RUN/STOP. FSDP_ERR_EXISTS: a directory stands in its place. */
-fsdp_status train_stop_file_check(const char *run, fsdp_error *err);
-/* Removes it, if it is there. */
+/* Rank 0: removes the file RUN/STOP, if it is there. FSDP_ERR_EXISTS: a directory stands in its place. */
 fsdp_status train_stop_file_take(const char *run, bool *was_there_out, fsdp_error *err);
 
 #endif

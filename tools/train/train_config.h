@@ -64,7 +64,8 @@ typedef struct train_config {
 
 void train_config_init(train_config *config);
 
-/* Parses text, as a checkpoint holds it; `origin` takes the place of the path. */
+/* Parses text, as a checkpoint holds it, and sets other keys to their defaults; `origin` takes the place of
+ * the path. */
 fsdp_status train_config_parse(train_config *config, const char *text, size_t size, const char *origin,
                                fsdp_error *err);
 /* The file that has every key with its value. */

@@ -501,6 +501,7 @@ fsdp_status train_config_parse(train_config *config, const char *text, size_t si
                                const char *origin, fsdp_error *err)
 {
     FILE *stream = fmemopen((char *)text, size, "r"); /* only read */
+    train_config_init(config);
     if (!stream)
         return fsdp_fail_errno(err, errno, "cannot read %s", origin);
     return read_stream(config, stream, origin, err);

@@ -251,7 +251,8 @@ static fsdp_status compare_head(const train_source *source, fsdp_checkpoint *fil
                      source->path, name);
 }
 
-fsdp_status train_source_check_head(const train_source *source, fsdp_error *err)
+/* Refuses files that have another head next to the embedding, where the config ties it. */
+static fsdp_status check_head(const train_source *source, fsdp_error *err)
 {
     fsdp_checkpoint *file = NULL;
     if (!source->is_hf || !source->config.is_tied)
@@ -301,7 +302,7 @@ static fsdp_status check_report(const train_source *source, const fsdp_load_repo
     return FSDP_OK;
 }
 
-fsdp_status train_source_load_model(const train_source *source, fsdp_root *root, fsdp_error *err)
+static fsdp_status load_model(const train_source *source, fsdp_root *root, fsdp_error *err)
 {
     fsdp_load_report report = {0};
     bool is_base = false;
@@ -320,6 +321,13 @@ fsdp_status train_source_load_model(const train_source *source, fsdp_root *root,
         st = check_report(source, &report, err);
     fsdp_load_report_release(&report);
     return st;
+}
+
+fsdp_status train_source_load_model(const train_source *source, train_job *job, fsdp_error *err)
+{
+    fsdp_status st = job->rank == 0 ? check_head(source, err) : FSDP_OK;
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
+    return load_model(source, job->root, err);
 }
 
 /* === values next to tensors =================================================================== */
@@ -403,17 +411,10 @@ static fsdp_status add_config(const train_job *job, fsdp_sd *sd, fsdp_error *err
 /* Files and their order, and after them how far the training came in it. */
 static fsdp_status describe_data(const train_job *job, fsdp_value *value, fsdp_error *err)
 {
-    fsdp_value files = {0};
-    FSDP_TRY(train_batches_describe(job, &files, err));
-    size_t count = files.as.list.count;
-    fsdp_status st = fsdp_value_set_items(value, FSDP_VALUE_DICT, count + 2, err);
-    for (size_t i = 0; i < count && st == FSDP_OK; i++) {
-        value->as.list.items[i] = files.as.list.items[i];
-        files.as.list.items[i] = (fsdp_value){0}; /* moved */
-    }
-    fsdp_value_release(&files);
-    if (st != FSDP_OK)
-        return st;
+    const size_t count = job->data.as.list.count;
+    FSDP_TRY(fsdp_value_set_items(value, FSDP_VALUE_DICT, count + 2, err));
+    for (size_t i = 0; i < count; i++)
+        FSDP_TRY(fsdp_value_copy(&job->data.as.list.items[i], &value->as.list.items[i], err));
     value->as.list.items[count + 1] = fsdp_value_i64(job->consumed);
     return fsdp_value_set_bytes(&value->as.list.items[count], FSDP_VALUE_STRING, "consumed",
                                 strlen("consumed"), err);
@@ -470,7 +471,6 @@ static fsdp_status check_config(const train_job *job, const train_source *source
 {
     const unsigned allowed = job->opts->allowed_changes;
     train_config before;
-    train_config_init(&before);
     if (source->train_config.size == 0)
         return FSDP_OK;
     FSDP_TRY(train_config_parse(&before, source->train_config.data, source->train_config.size,
