@@ -4,7 +4,7 @@
  *
  *   bench_model.c -> bench_state.c -> bench_values.c
  *
- * bench_make.c saves it by the ranks of bench_ranks.c, and bench_check.c proves what was saved. In come
+ * bench_make.c saves it by ranks, and bench_check.c proves what was saved. In come
  * bench_options, out come checkpoints and lines on standard output. fsdp_bench.c calls this room, and so do
  * the benches of tests/bench, which measure with the same states.
  */
@@ -44,8 +44,6 @@ typedef struct bench_stream {
 
 /* The entry's name selects the distribution: weights, first or second moments, Adam's step. */
 bench_stream bench_stream_of(const fsdp_entry *entry, uint64_t seed, int64_t step);
-/* False for the few dtypes that no state of ours has. */
-bool bench_stream_knows(fsdp_dtype dtype);
 void bench_stream_fill(const bench_stream *stream, int64_t first, int64_t count, void *data_out);
 /* Elements [first, first + count) are in data; returns the first that is another, or -1. */
 int64_t bench_stream_compare(const bench_stream *stream, int64_t first, int64_t count, const void *data);
@@ -133,7 +131,6 @@ fsdp_status bench_check_goes_on(const bench_options *opts, const char *path, fsd
 
 /* The number of ranks of mpirun; 0 when it did not start this process. */
 int bench_mpi_world(void);
-int bench_mpi_local_world(void);   /* those on this machine */
 /* Runs body as the ranks of mpirun, or else as `world` threads. deadline_ms 0: the default. */
 fsdp_status bench_run_ranks(int deadline_ms, int world, fsdp_rank_body body, void *context, fsdp_error *err);
 /* Returns the exit code of a rank; rank 0 also ends the output and reports the failure. */

@@ -68,25 +68,6 @@ bench_stream bench_stream_of(const fsdp_entry *entry, uint64_t seed, int64_t ste
     return stream;
 }
 
-bool bench_stream_knows(fsdp_dtype dtype)
-{
-    switch (dtype) {
-    case FSDP_F64:
-    case FSDP_F32:
-    case FSDP_BF16:
-    case FSDP_BOOL:
-    case FSDP_I64:
-    case FSDP_I32:
-    case FSDP_I16:
-    case FSDP_I8:
-    case FSDP_U64:
-    case FSDP_U32:
-    case FSDP_U16:
-    case FSDP_U8: return true;
-    default: return false;
-    }
-}
-
 /* --- elements --------------------------------------------------------------------------------- */
 
 static float normal_of(uint64_t hash)

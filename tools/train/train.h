@@ -1,8 +1,8 @@
 /*
  * fsdp-train: trains a transformer in shards, saves it into a run, continues from there, evaluates and
  * samples. In: the command line and a configuration. Out: calls of the runtime, checkpoints, metrics and an
- * exit code. fsdp_train.c is the main, and does --eval, --sample and --tokenize; tests/bench measures steps with train_job_make, train_config_init and
- * train_step.
+ * exit code. fsdp_train.c is the main, and does --eval, --sample and --tokenize; tests/bench measures steps
+ * with train_job_make, train_config_init and train_step.
  *
  *   train_options.c   the configuration ([section] key = value), and the command line
  *   train_job.c       a job's objects: mesh, model, optimizer, tokenizer, data; one step and its ids;

@@ -1,5 +1,5 @@
 /* Numbers by step in bins: no minimum and no maximum is lost, whatever the order of steps. */
-#include "tools/plot/plot_series.h"
+#include "tools/plot/plot.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

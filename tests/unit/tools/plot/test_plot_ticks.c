@@ -1,5 +1,5 @@
 /* Round numbers along an axis: they cover every range, in few distinct labels. */
-#include "tools/plot/plot_ticks.h"
+#include "tools/plot/plot.h"
 
 #include <criterion/criterion.h>
 #include <float.h>
