@@ -1,13 +1,15 @@
 /*
- * Roots are created and freed: the structure is frozen, compared between ranks, and gets its memory and its
- * context. See root.h.
+ * Units and roots are created and freed: a unit chooses its parameters; with the root the structure is frozen,
+ * compared between ranks, and gets its memory and its context. See unit.h and root.h.
  */
 #include "runtime/step/step_internal.h"
 #include "base/core/given.h"
 #include "base/core/mem.h"
+#include "base/text.h"
 #include "kernels/kernels.h"
+#include "runtime/param/nearest_name.h"
 #include "statedict/ctl/ctl_backend.h"
-#include "statedict/sd/names.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -171,35 +173,6 @@ static fsdp_status root_check_structure(fsdp_root *root, fsdp_error *err)
     return status;
 }
 
-/* --- parameters without a gradient ------------------------------------------------------------ */
-
-/* Frozen, ignored and unused ones that the unit expects are right. */
-static bool lacks_grad(fsdp_param *param)
-{
-    const fsdp_param *held = param->flat ? param->flat : param;
-    bool lacks = param->requires_grad && held->group && !param->had_grad && !param->was_reported &&
-                 !held->group->settings->reduces_unused;
-    param->had_grad = false;
-    return lacks;
-}
-
-void fsdp_root_report_lacking(const fsdp_root *root)
-{
-    const fsdp_model *declared = root->declared;
-    fsdp_text text = {0};
-    for (size_t i = 0; i < declared->count; i++) {
-        fsdp_param *param = declared->params[i];
-        if (!lacks_grad(param))
-            continue;
-        param->was_reported = true;
-        fsdp_text_addf(&text, "%s'%s'", text.size > 0 ? ", " : "", param->name);
-    }
-    if (text.size > 0 && !text.failed)
-        fsdp_launch_note(root->world->rank, "trainable parameters got no gradient in a backward",
-                         text.data);
-    fsdp_text_release(&text);
-}
-
 fsdp_status fsdp_root_check_events(fsdp_root *root, fsdp_error *err)
 {
     if (!root->world->parts.check)
@@ -242,24 +215,6 @@ static void root_leave_context(fsdp_root *root)
     root->context = NULL;
     if (!context->roots)
         fsdp_context_free(context);
-}
-
-static int most_inputs(const fsdp_root *root)
-{
-    int most = 1;
-    for (size_t i = 0; i < root->unit_count; i++)
-        if (root->units[i]->max_inputs > most)
-            most = root->units[i]->max_inputs;
-    return most;
-}
-
-fsdp_status fsdp_root_size_inputs(const fsdp_root *root, fsdp_context *context, fsdp_error *err)
-{
-    int most = most_inputs(root);
-    for (const fsdp_root *at = context->roots; at; at = at->next_sharing)
-        if (most_inputs(at) > most)
-            most = most_inputs(at);
-    return fsdp_context_size_inputs(context, most, err);
 }
 
 static fsdp_status check_shareable(const fsdp_root *root, const fsdp_root *with, fsdp_error *err)
@@ -311,158 +266,439 @@ fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_root *with, fsdp_error
     return FSDP_OK;
 }
 
-/* === the end of a step ======================================================================== */
+/* === units ==================================================================================== */
 
-/* Waits for the reductions of a root's step, and gives back all that the step has made. */
+/* --- groups ----------------------------------------------------------------------------------- */
 
-static void move_place(fsdp_group *group, size_t from, size_t to)
+static fsdp_dim_names names_of(const fsdp_unit *unit)
 {
-    for (size_t i = 0; i < group->order_count; i++)
-        if (group->order[i] == from)
-            group->order[i] = to;
+    return (fsdp_dim_names){
+        .unit = unit->name, .shard = unit->opts.shard_dims, .replicate = unit->opts.replicate_dims};
 }
 
-/* Removes the forwards of this root from the context's order. Forwards of other roots move up: several
- * roots on one context may take turns, so that a forward of some root is always pending. */
-static void clear_order(fsdp_root *root)
+/* Have the meshes of its parameters the dims that its options name? */
+static fsdp_status unit_check_meshes(const fsdp_unit *unit, fsdp_error *err)
 {
-    fsdp_context *context = root->context;
-    size_t kept = 0;
-    for (size_t i = 0; i < context->order_count; i++) {
-        fsdp_group *group = context->order[i];
-        if (group->unit->root == root)
-            continue;
-        move_place(group, i, kept);
-        context->order[kept++] = group;
+    const fsdp_dim_names names = names_of(unit);
+    int reshard = unit->settings.reshard_after_forward;
+    for (size_t i = 0; i < unit->param_count; i++)
+        FSDP_TRY(fsdp_mesh_check_dims(unit->params[i]->cut.mesh, &names, reshard, err));
+    return unit->param_count == 0 ? fsdp_mesh_check_dims(unit->opts.mesh, &names, reshard, err)
+                                  : FSDP_OK;
+}
+
+static size_t count_meshes(const fsdp_unit *unit)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < unit->param_count; i++) {
+        bool is_new = true;
+        for (size_t j = 0; j < i && is_new; j++)
+            is_new = !fsdp_mesh_equal(unit->params[i]->cut.mesh, unit->params[j]->cut.mesh);
+        count += is_new;
     }
-    context->order_count = kept;
+    return count;
 }
 
-void fsdp_root_wait_reductions(fsdp_root *root)
+static fsdp_status plan_group(fsdp_unit *unit, const fsdp_mesh *mesh, fsdp_error *err)
 {
-    for (size_t i = 0; i < root->group_count; i++) {
-        fsdp_group *group = root->groups[i];
-        fsdp_group_wait_reduced(group);
-        fsdp_group_cancel_gather(group);
-        group->order_count = 0;
-    }
-    clear_order(root);
-    fsdp_context_limit_inputs(root->context, 0);
-    fsdp_context_give_all_reduced(root->context);
+    const fsdp_dim_names names = names_of(unit);
+    fsdp_group *group = &unit->groups[unit->group_count++];
+    group->unit = unit;
+    group->name = unit->name;
+    group->settings = &unit->settings;
+    group->context = unit->root->context;
+    group->events = unit->root->world->parts.check ? &unit->root->events : NULL;
+    FSDP_TRY(fsdp_group_take_params(group, unit->params, unit->param_count, mesh, err));
+    return fsdp_group_choose_mesh(group, mesh, &names, err);
 }
 
-void fsdp_root_drop_all(fsdp_root *root)
+/* Each mesh of its parameters is a group. */
+static fsdp_status plan_groups(fsdp_unit *unit, fsdp_error *err)
 {
-    fsdp_context_flush_gather(root->context);
-    for (size_t i = 0; i < root->group_count; i++)
-        fsdp_group_drop(root->groups[i]);
-    root->clipping.is_pending = false;
+    const fsdp_group_settings *settings = &unit->settings;
+    unit->groups = fsdp_alloc(count_meshes(unit), sizeof *unit->groups);
+    if (!unit->groups)
+        return fsdp_fail_memory(err, unit->name);
+    for (size_t i = 0; i < unit->param_count; i++)
+        if (!unit->params[i]->group)
+            FSDP_TRY(plan_group(unit, unit->params[i]->cut.mesh, err));
+    bool has_custom =
+        settings->custom_gather || settings->custom_reduce || settings->custom_all_reduce;
+    return has_custom ? fsdp_unit_check_custom(unit, err) : FSDP_OK;
 }
 
-/* === parameters without values ================================================================ */
+/* --- choosing parameters ---------------------------------------------------------------------- */
 
-/*
- * Parameters that have no values yet, for programs that ask for an error when one is used (a model on
- * PyTorch's meta device raises one). See fsdp_root_expect_values.
- */
-
-fsdp_status fsdp_root_expect_values(fsdp_root *root, fsdp_error *err)
+static bool belongs(const fsdp_unit *unit, const fsdp_param *param)
 {
-    FSDP_NEED(err, root);
-    const fsdp_model *model = root->model;
-    FSDP_TRY(fsdp_root_ready(root, err));
-    if (root->is_in_forward || root->is_in_backward)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "values are expected between steps, not inside one");
-    if (root->declared != root->model)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "the parameters of this root are in flat parameters, which get values as "
-                         "a whole; call fsdp_root_init or fsdp_root_load");
-    for (size_t i = 0; i < model->count; i++)
-        model->params[i]->lacks_value = !model->params[i]->is_buffer;
+    for (size_t i = 0; i < unit->member_count; i++)
+        if (fsdp_name_is_below(param->name, unit->prefixes[i]))
+            return true;
+    return false;
+}
+
+fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_error *err)
+{
+    const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+    if (dtype == FSDP_DTYPE_NONE || (info && info->is_float))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be %s, which is not a floating type", option,
+                     fsdp_dtype_name(dtype));
+}
+
+static fsdp_status choose_dtype(const fsdp_unit *unit, fsdp_param *param, fsdp_error *err)
+{
+    const fsdp_unit_opts *opts = &unit->opts;
+    fsdp_dtype dtype = FSDP_DTYPE_NONE;
+    if (opts->param_dtype_of)
+        dtype = opts->param_dtype_of(opts->context, param);
+    if (dtype == FSDP_DTYPE_NONE)
+        dtype = opts->param_dtype;
+    if (dtype != FSDP_DTYPE_NONE && dtype != opts->param_dtype && dtype != param->dtype)
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "param_dtype_of gives %s for '%s', which is neither the unit's param_dtype "
+            "nor the parameter's own",
+            fsdp_dtype_name(dtype), param->name);
+    param->data_dtype = param->dtype;
+    if (dtype != FSDP_DTYPE_NONE && fsdp_dtype_describe(param->dtype)->is_float)
+        param->data_dtype = dtype;
+    bool is_asked = param->asked_grad_dtype != FSDP_DTYPE_NONE;
+    param->grad_dtype = is_asked ? param->asked_grad_dtype : param->data_dtype;
     return FSDP_OK;
 }
 
-void fsdp_root_note_values(const fsdp_root *root)
+static fsdp_status choose_cut(const fsdp_unit *unit, fsdp_param *param, fsdp_error *err)
 {
-    for (size_t i = 0; i < root->model->count; i++)
-        root->model->params[i]->lacks_value = false;
+    const fsdp_unit_opts *opts = &unit->opts;
+    fsdp_param_place cut = {.mesh = opts->mesh};
+    if (opts->placement)
+        opts->placement(opts->context, param, &cut);
+    if (cut.dim < 0)
+        cut.dim += param->ndim;
+    if (cut.dim < 0 || cut.dim >= param->ndim)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot cut '%s' of %d dims along dim %d",
+                         param->name, param->ndim, cut.dim);
+    cut.mesh = fsdp_mesh_hold(cut.mesh ? cut.mesh : opts->mesh);
+    param->cut = cut;
+    return FSDP_OK;
 }
 
-static fsdp_status report_missing(const char *call, const fsdp_name_list *names, fsdp_error *err)
+static fsdp_status take_param(fsdp_unit *unit, fsdp_param *param, fsdp_error *err)
+{
+    if (unit->opts.ignore && unit->opts.ignore(unit->opts.context, param)) {
+        param->is_ignored = true;
+        param->ignored_by = unit;
+        return FSDP_OK;
+    }
+    if (!fsdp_grow(&unit->params, &unit->param_room, unit->param_count + 1, sizeof(fsdp_param *)))
+        return fsdp_fail_memory(err, unit->name);
+    unit->params[unit->param_count++] = param;
+    param->unit = unit;
+    FSDP_TRY(choose_dtype(unit, param, err));
+    return choose_cut(unit, param, err);
+}
+
+static fsdp_status take_params(fsdp_unit *unit, fsdp_error *err)
+{
+    const fsdp_model *model = unit->model;
+    for (size_t i = 0; i < model->count; i++) {
+        fsdp_param *param = model->params[i];
+        if (!param->unit && !param->is_buffer && !param->is_ignored && belongs(unit, param))
+            FSDP_TRY(take_param(unit, param, err));
+    }
+    return FSDP_OK;
+}
+
+/* --- creating --------------------------------------------------------------------------------- */
+
+static fsdp_status join_names(fsdp_unit *unit, fsdp_error *err)
 {
     fsdp_text text = {0};
-    (void)fsdp_names_append(names, "missing", &text);
-    fsdp_status status = fsdp_fail(err, FSDP_ERR_USAGE,
-                                   "%s came before all parameters had values%s; fsdp_root_init, "
-                                   "fsdp_root_set_state and fsdp_root_load set them",
-                                   call, text.data ? text.data : "");
+    for (size_t i = 0; i < unit->member_count; i++)
+        fsdp_text_addf(&text, "%s%s", i > 0 ? ", " : "", unit->prefixes[i]);
+    fsdp_text_add(&text, "", 1);
+    if (text.failed)
+        return fsdp_fail_memory(err, "a unit");
+    unit->name = fsdp_strndup(text.data, strlen(text.data));
     fsdp_text_release(&text);
+    return unit->name ? FSDP_OK : fsdp_fail_memory(err, "a unit");
+}
+
+static fsdp_status copy_text(const char *text, char **copy_out, fsdp_error *err)
+{
+    if (!text)
+        return FSDP_OK;
+    *copy_out = fsdp_strndup(text, strlen(text));
+    return *copy_out ? FSDP_OK : fsdp_fail_memory(err, "a unit");
+}
+
+static fsdp_status copy_opts(fsdp_unit *unit, const fsdp_unit_opts *opts, fsdp_error *err)
+{
+    unit->opts = *opts;
+    unit->opts.mesh = fsdp_mesh_hold(opts->mesh);
+    FSDP_TRY(copy_text(opts->shard_dims, &unit->shard_dims, err));
+    FSDP_TRY(copy_text(opts->replicate_dims, &unit->replicate_dims, err));
+    unit->opts.shard_dims = unit->shard_dims;
+    unit->opts.replicate_dims = unit->replicate_dims;
+    return FSDP_OK;
+}
+
+static fsdp_status copy_members(fsdp_unit *unit, const char *const *prefixes, size_t n,
+                                fsdp_error *err)
+{
+    unit->prefixes = fsdp_alloc(n, sizeof *unit->prefixes);
+    if (!unit->prefixes)
+        return fsdp_fail_memory(err, "a unit");
+    for (; unit->member_count < n; unit->member_count++)
+        FSDP_TRY(copy_text(prefixes[unit->member_count], &unit->prefixes[unit->member_count], err));
+    if (n == 1)
+        return FSDP_OK;
+    unit->to_run = fsdp_alloc(n, sizeof *unit->to_run);
+    unit->to_return = fsdp_alloc(n, sizeof *unit->to_return);
+    unit->has_run = fsdp_alloc(n, sizeof *unit->has_run);
+    bool has_all = unit->to_run && unit->to_return && unit->has_run;
+    return has_all ? FSDP_OK : fsdp_fail_memory(err, "a unit");
+}
+
+static fsdp_status check_dtypes(const fsdp_unit_opts *opts, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_option_check_float("param_dtype", opts->param_dtype, err));
+    FSDP_TRY(fsdp_option_check_float("reduce_dtype", opts->reduce_dtype, err));
+    return fsdp_option_check_float("output_dtype", opts->output_dtype, err);
+}
+
+/* A second unit of the same module would have no parameters. */
+static fsdp_status check_is_free(const fsdp_model *model, const char *prefix, fsdp_error *err)
+{
+    for (size_t i = 0; i < model->unit_count; i++)
+        for (size_t m = 0; m < model->units[i]->member_count; m++)
+            if (strcmp(model->units[i]->prefixes[m], prefix) == 0)
+                return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is already in unit '%s'", prefix,
+                                 model->units[i]->name);
+    return FSDP_OK;
+}
+
+/* A mistyped prefix would make an empty unit and leave its parameters to the root. A module that has only
+ * buffers, or parameters that it shares with others, is valid. */
+static fsdp_status check_prefix(const fsdp_model *model, const char *prefix, fsdp_error *err)
+{
+    fsdp_nearest_name nearest = {.wanted = prefix};
+    bool is_there = prefix[0] == '\0';
+    for (size_t i = 0; i < model->count && !is_there; i++)
+        is_there = fsdp_param_is_below(model->params[i], prefix);
+    if (is_there)
+        return FSDP_OK;
+    for (size_t i = 0; i < model->count; i++) {
+        fsdp_nearest_name_offer_modules(&nearest, model->params[i]);
+        fsdp_nearest_name_offer_param(&nearest, model->params[i]);
+    }
+    if (nearest.name[0] == '\0')
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "unit '%s' has no parameters; declare them before the unit", prefix);
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "unit '%s' has no parameters: no name is equal or below it, the nearest one is '%s'",
+        prefix, nearest.name);
+}
+
+static fsdp_status check_opts(const fsdp_model *model, const char *const *prefixes, size_t n,
+                              const fsdp_unit_opts *opts, fsdp_error *err)
+{
+    const char *first = n > 0 && prefixes[0][0] != '\0' ? prefixes[0] : "root";
+    if (n < 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a unit has at least one member");
+    if (model->root)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "cannot make unit '%s': the root exists", first);
+    if (!opts->mesh)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' has no mesh", first);
+    if (opts->reshard_after_forward < FSDP_RESHARD_NEVER)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "unit '%s': reshard_after_forward is %d; it is AUTO, NEVER, ALWAYS or a "
+                         "number of ranks",
+                         first, opts->reshard_after_forward);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < i; j++)
+            if (strcmp(prefixes[i], prefixes[j]) == 0)
+                return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' has the member '%s' twice", first,
+                                 prefixes[i]);
+    fsdp_status status = check_dtypes(opts, err);
+    if (status != FSDP_OK)
+        fsdp_error_prefix(err, "unit '%s'", first);
+    for (size_t i = 0; i < n && status == FSDP_OK; i++)
+        status = check_prefix(model, prefixes[i], err);
+    for (size_t i = 0; i < n && status == FSDP_OK; i++)
+        status = check_is_free(model, prefixes[i], err);
     return status;
 }
 
-fsdp_status fsdp_root_check_values(const fsdp_root *root, const fsdp_unit *unit, const char *call,
-                                   fsdp_error *err)
+static void set_defaults(fsdp_unit *unit)
 {
-    const fsdp_model *model = root->model;
-    fsdp_name_list names = {0};
-    fsdp_status status = FSDP_OK;
-    for (size_t i = 0; i < model->count && status == FSDP_OK; i++) {
-        const fsdp_param *param = model->params[i];
-        if (param->lacks_value && (!unit || param->unit == unit) &&
-            !fsdp_names_add(&names, param->name, strlen(param->name)))
-            status = fsdp_fail_memory(err, param->name);
+    unit->settings =
+        (fsdp_group_settings){.reduces = true,
+                              .all_reduces = true,
+                              .reshards_after_backward = true,
+                              .unshards_in_backward = true,
+                              .offloads = unit->opts.offload,
+                              .reshard_after_forward = unit->opts.reshard_after_forward,
+                              .reduce_dtype = unit->opts.reduce_dtype};
+    unit->max_inputs = 1;
+    unit->handle.unit = unit;
+}
+
+static fsdp_status fill_unit(fsdp_unit *unit, const char *const *prefixes, size_t n,
+                             const fsdp_unit_opts *opts, fsdp_error *err)
+{
+    FSDP_TRY(copy_opts(unit, opts, err));
+    FSDP_TRY(copy_members(unit, prefixes, n, err));
+    FSDP_TRY(join_names(unit, err));
+    set_defaults(unit);
+    FSDP_TRY(take_params(unit, err));
+    return unit_check_meshes(unit, err);
+}
+
+/* Leaves the parameters as they were before the unit, so that another one may take them. */
+static void release_params(const fsdp_unit *unit)
+{
+    for (size_t i = 0; i < unit->param_count; i++) {
+        fsdp_param *param = unit->params[i];
+        param->unit = NULL;
+        fsdp_mesh_free((fsdp_mesh *)param->cut.mesh);
+        param->cut = (fsdp_param_place){0};
+        param->data_dtype = param->dtype;
+        param->grad_dtype = param->asked_grad_dtype;
     }
-    if (status == FSDP_OK && names.count > 0)
-        status = report_missing(call, &names, err);
-    fsdp_names_release(&names);
-    return status;
-}
-
-/* === the communicator of all ranks ============================================================ */
-
-/* The largest mesh of the root contains the others. */
-static const fsdp_mesh *widest_mesh(const fsdp_root *root)
-{
-    const fsdp_group *widest = NULL;
-    for (size_t i = 0; i < root->group_count; i++) {
-        const fsdp_group *group = root->groups[i];
-        if (!widest || fsdp_mesh_size(group->roles.mesh) > fsdp_mesh_size(widest->roles.mesh))
-            widest = group;
+    for (size_t i = 0; i < unit->model->count; i++) {
+        fsdp_param *param = unit->model->params[i];
+        if (param->ignored_by != unit)
+            continue;
+        param->is_ignored = false;
+        param->ignored_by = NULL;
     }
-    return widest ? widest->params[0]->cut.mesh : root->unit->opts.mesh;
 }
 
-fsdp_ordered_comm *fsdp_root_find_widest(const fsdp_root *root)
+/* Its groups were released with the root. */
+static void free_unit(fsdp_unit *unit)
 {
-    const fsdp_mesh *mesh = widest_mesh(root);
-    return fsdp_world_find_comm(root->world, mesh, 0, fsdp_mesh_ndim(mesh) - 1);
+    if (!unit)
+        return;
+    release_params(unit);
+    fsdp_mesh_free((fsdp_mesh *)unit->opts.mesh);
+    for (size_t i = 0; i < unit->member_count; i++)
+        fsdp_free(unit->prefixes[i]);
+    fsdp_free(unit->prefixes);
+    fsdp_free(unit->name);
+    fsdp_free(unit->shard_dims);
+    fsdp_free(unit->replicate_dims);
+    fsdp_free(unit->params);
+    fsdp_free(unit->forward_prefetch.units);
+    fsdp_free(unit->backward_prefetch.units);
+    fsdp_free(unit->settings.custom_gather);
+    fsdp_free(unit->settings.custom_reduce);
+    fsdp_free(unit->settings.custom_all_reduce);
+    fsdp_free(unit->to_run);
+    fsdp_free(unit->to_return);
+    fsdp_free(unit->has_run);
+    fsdp_free(unit);
 }
 
-fsdp_status fsdp_root_widest_comm(fsdp_root *root, fsdp_ordered_comm **ordered_out, fsdp_error *err)
+static fsdp_status create_unit(fsdp_model *model, const char *const *prefixes, size_t n,
+                               const fsdp_unit_opts *given, fsdp_unit **unit_out, fsdp_error *err)
 {
-    *ordered_out = fsdp_root_find_widest(root);
-    return *ordered_out ? root->context->device->ops->sync((*ordered_out)->last, err) : FSDP_OK;
+    const fsdp_unit_opts opts = given ? *given : (fsdp_unit_opts){0};
+    FSDP_TRY(check_opts(model, prefixes, n, &opts, err));
+    if (!fsdp_grow(&model->units, &model->unit_room, model->unit_count + 1, sizeof(fsdp_unit *)))
+        return fsdp_fail_memory(err, "a unit");
+    fsdp_unit *unit = fsdp_alloc(1, sizeof *unit);
+    if (!unit)
+        return fsdp_fail_memory(err, "a unit");
+    unit->model = model;
+    model->free_unit = free_unit;
+    fsdp_status status = fill_unit(unit, prefixes, n, &opts, err);
+    if (status != FSDP_OK) {
+        free_unit(unit);
+        return status;
+    }
+    model->units[model->unit_count++] = unit;
+    if (unit_out)
+        *unit_out = unit;
+    return FSDP_OK;
 }
 
-fsdp_status fsdp_root_world_comm(fsdp_root *root, const char *call, fsdp_ordered_comm **ordered_out,
-                                 fsdp_error *err)
+fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes, size_t n,
+                                  const fsdp_unit_opts *opts, fsdp_unit **unit_out, fsdp_error *err)
 {
-    *ordered_out = NULL;
-    if (root->world->size == 1)
-        return FSDP_OK;
-    FSDP_TRY(fsdp_root_widest_comm(root, ordered_out, err));
-    if (*ordered_out && (*ordered_out)->size == root->world->size)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "%s needs a mesh of all ranks (fsdp_world_connect)",
-                     call);
+    FSDP_NEED(err, model, prefixes);
+    for (size_t i = 0; i < n; i++) {
+        FSDP_NEED(err, prefixes[i]);
+        if (prefixes[i][0] == '\0')
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE,
+                "the prefix is empty: fsdp_root_create makes the unit of the remaining parameters");
+    }
+    return create_unit(model, prefixes, n, opts, unit_out, err);
 }
 
-int fsdp_ordered_comm_position(const fsdp_ordered_comm *ordered, int rank)
+fsdp_status fsdp_unit_create(fsdp_model *model, const char *prefix, const fsdp_unit_opts *opts,
+                             fsdp_unit **unit_out, fsdp_error *err)
 {
-    int i = 0;
-    while (i < ordered->size && ordered->ranks[i] != rank)
-        i++;
-    return i;
+    FSDP_NEED(err, model, prefix);
+    return fsdp_unit_create_list(model, &prefix, 1, opts, unit_out, err);
+}
+
+/* The unit of the parameters that no other unit has. */
+static fsdp_status create_root_unit(fsdp_model *model, const fsdp_unit_opts *opts,
+                                    fsdp_unit **unit_out, fsdp_error *err)
+{
+    const char *all = "";
+    return create_unit(model, &all, 1, opts, unit_out, err);
+}
+
+const char *fsdp_unit_name(const fsdp_unit *unit)
+{
+    if (!unit)
+        return NULL;
+    return unit->name;
+}
+
+size_t fsdp_unit_param_count(const fsdp_unit *unit)
+{
+    if (!unit)
+        return 0;
+    return unit->param_count;
+}
+
+fsdp_param *fsdp_unit_param_at(const fsdp_unit *unit, size_t i)
+{
+    if (!unit)
+        return NULL;
+    return i < unit->param_count ? unit->params[i] : NULL;
+}
+
+fsdp_dtype fsdp_unit_input_dtype(const fsdp_unit *unit, fsdp_dtype dtype)
+{
+    if (!unit)
+        return dtype;
+    const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+    bool casts = !unit->opts.keep_input_dtype && unit->opts.param_dtype != FSDP_DTYPE_NONE;
+    return casts && info && info->is_float ? unit->opts.param_dtype : dtype;
+}
+
+fsdp_dtype fsdp_unit_output_dtype(const fsdp_unit *unit, fsdp_dtype dtype)
+{
+    if (!unit)
+        return dtype;
+    const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+    bool casts = unit->opts.output_dtype != FSDP_DTYPE_NONE;
+    return casts && info && info->is_float ? unit->opts.output_dtype : dtype;
+}
+
+void fsdp_cast(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t n)
+{
+    if (!to || !from)
+        return;
+    const fsdp_rect line = fsdp_rect_line(to, to_type, from, from_type, (int64_t)n);
+    fsdp_rects_copy(&line, n > 0);
 }
 
 /* === roots ==================================================================================== */
@@ -523,9 +759,9 @@ static fsdp_status allocate_wholes(fsdp_root *root, fsdp_error *err)
 
 /* --- creating --------------------------------------------------------------------------------- */
 
-static fsdp_status create_root_unit(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error *err)
+static fsdp_status make_root_unit(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_unit_create_root(root->model, opts, &root->unit, err));
+    FSDP_TRY(create_root_unit(root->model, opts, &root->unit, err));
     root->unit->is_root = true;
     char *name = fsdp_strndup("root", 4);
     if (!name)
@@ -589,11 +825,11 @@ static fsdp_status list_groups(fsdp_root *root, fsdp_error *err)
 
 static fsdp_status plan(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error *err)
 {
-    FSDP_TRY(create_root_unit(root, opts, err));
+    FSDP_TRY(make_root_unit(root, opts, err));
     FSDP_TRY(root_create_context(root, err));
     FSDP_TRY(list_units(root, err));
     for (size_t i = 0; i < root->unit_count; i++)
-        FSDP_TRY(fsdp_unit_plan_groups(root->units[i], err));
+        FSDP_TRY(plan_groups(root->units[i], err));
     return list_groups(root, err);
 }
 
@@ -647,7 +883,7 @@ static void give_up(fsdp_root *root)
     if (!unit)
         return;
     model->unit_count--; /* the unit `root` is the last */
-    fsdp_unit_free(unit);
+    free_unit(unit);
 }
 
 static fsdp_status create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp_root **root_out,
@@ -716,6 +952,15 @@ static void release_clipping(fsdp_root *root)
                                      FSDP_KEPT_NORMS * sizeof *clipping->totals);
 }
 
+static void release_groups(fsdp_unit *unit)
+{
+    for (size_t i = 0; i < unit->group_count; i++)
+        fsdp_group_release(&unit->groups[i]);
+    fsdp_free(unit->groups);
+    unit->groups = NULL;
+    unit->group_count = 0;
+}
+
 fsdp_root *fsdp_root_hold(fsdp_root *root)
 {
     root->holders++;
@@ -740,7 +985,7 @@ void fsdp_root_free(fsdp_root *root)
     for (size_t i = 0; i < root->group_count; i++)
         give(root, root->groups[i]->shards);
     for (size_t i = 0; i < root->unit_count; i++) {
-        fsdp_unit_release_groups(root->units[i]);
+        release_groups(root->units[i]);
         root->units[i]->root = NULL;
     }
     root_leave_context(root);
@@ -755,52 +1000,6 @@ void fsdp_root_free(fsdp_root *root)
     if (root->end_owner)
         root->end_owner(root->owner);
     fsdp_free(root);
-}
-
-/* --- saves in the background --------------------------------------------------------------------- */
-
-void fsdp_root_add_copies(fsdp_root *root, fsdp_root_copies *copies)
-{
-    copies->next = root->copies;
-    root->copies = copies;
-}
-
-void fsdp_root_remove_copies(fsdp_root *root, const fsdp_root_copies *copies)
-{
-    fsdp_root_copies **at = &root->copies;
-    while (*at && *at != copies)
-        at = &(*at)->next;
-    if (*at)
-        *at = copies->next;
-}
-
-void fsdp_root_wait_copied(const fsdp_root *root, fsdp_stream *stream)
-{
-    for (const fsdp_root_copies *at = root->copies; at; at = at->next)
-        stream->device->ops->wait(stream, at->last(at->context));
-}
-
-/* --- the host's view ---------------------------------------------------------------------------- */
-
-fsdp_status fsdp_root_load_view(fsdp_root *root, fsdp_error *err)
-{
-    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
-    FSDP_TRY(fsdp_host_view_load(&root->view, compute, err));
-    return fsdp_context_check_comms(root->context, err);
-}
-
-fsdp_status fsdp_root_load_buffers(fsdp_root *root, fsdp_error *err)
-{
-    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
-    FSDP_TRY(fsdp_host_view_load_buffers(&root->view, compute, err));
-    return fsdp_context_check_comms(root->context, err);
-}
-
-fsdp_status fsdp_root_store_view(fsdp_root *root, fsdp_error *err)
-{
-    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
-    fsdp_root_wait_copied(root, compute);
-    return fsdp_host_view_store(&root->view, compute, err);
 }
 
 /* --- contents --------------------------------------------------------------------------------- */

@@ -554,11 +554,40 @@ static fsdp_status complete_backward(fsdp_root *root, fsdp_error *err)
     return fsdp_root_check_events(root, err);
 }
 
+/* Frozen, ignored and unused ones that the unit expects are right. */
+static bool lacks_grad(fsdp_param *param)
+{
+    const fsdp_param *held = param->flat ? param->flat : param;
+    bool lacks = param->requires_grad && held->group && !param->had_grad && !param->was_reported &&
+                 !held->group->settings->reduces_unused;
+    param->had_grad = false;
+    return lacks;
+}
+
+/* For --check, at the end of a backward: on standard error, trainable parameters whose gradient nobody has
+ * asked for, each one once. */
+static void report_lacking(const fsdp_root *root)
+{
+    const fsdp_model *declared = root->declared;
+    fsdp_text text = {0};
+    for (size_t i = 0; i < declared->count; i++) {
+        fsdp_param *param = declared->params[i];
+        if (!lacks_grad(param))
+            continue;
+        param->was_reported = true;
+        fsdp_text_addf(&text, "%s'%s'", text.size > 0 ? ", " : "", param->name);
+    }
+    if (text.size > 0 && !text.failed)
+        fsdp_launch_note(root->world->rank, "trainable parameters got no gradient in a backward",
+                         text.data);
+    fsdp_text_release(&text);
+}
+
 /* The first of the calls that end a backward reports. */
 static void leave_backward(fsdp_root *root)
 {
     if (root->is_in_backward && root->world->parts.check)
-        fsdp_root_report_lacking(root);
+        report_lacking(root);
     root->is_in_backward = false;
     root->is_unfinished = true;
 }

@@ -1,11 +1,12 @@
 /*
  * Units, roots and the training step.
  *
- *   unit.c          units are made; their groups and setters
- *   root.c          the structure is frozen, memory appears, contexts are shared; parameters without values;
- *                   all ranks must do the same; the results of a step are given back
+ *   root.c          units and their groups are made; the structure is frozen, memory appears, contexts are
+ *                   shared; all ranks must do the same
+ *   unit.c          the setters of a unit
  *   root_step.c     the hooks: phases, order, prefetch; a step begins and ends
- *   root_error.c    the first failure stays
+ *   root_access.c   the first failure stays; parameters without values; the communicator of all ranks; the
+ *                   results of a step are given back
  *   param_memory.c  the pointers to parameters that callers get
  *
  * In: the public calls of unit.h and root.h. Out: calls on the groups of runtime/group in the order that

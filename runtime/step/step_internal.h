@@ -6,16 +6,11 @@
 
 /* --- unit.c ----------------------------------------------------------------------------------- */
 
-/* The unit of the parameters that no other unit has. */
-fsdp_status fsdp_unit_create_root(fsdp_model *model, const fsdp_unit_opts *opts, fsdp_unit **unit_out,
-                                  fsdp_error *err);
-void fsdp_unit_free(fsdp_unit *unit);  /* accepts NULL; its groups were released with the root */
+/* A unit of several groups has no custom collective.
+ * Before the root is made there are no groups: then this is checked again. */
+fsdp_status fsdp_unit_check_custom(const fsdp_unit *unit, fsdp_error *err);
 
-/* Local. Each mesh of its parameters is a group. */
-fsdp_status fsdp_unit_plan_groups(fsdp_unit *unit, fsdp_error *err);
-void fsdp_unit_release_groups(fsdp_unit *unit);
-
-/* --- root.c ----------------------------------------------------------------------------------- */
+/* --- root_access.c ---------------------------------------------------------------------------- */
 
 /* Makes memory for the largest number of reductions in flight that any unit of the context has set. */
 fsdp_status fsdp_root_size_inputs(const fsdp_root *root, fsdp_context *context, fsdp_error *err);
@@ -26,10 +21,9 @@ void fsdp_root_wait_reductions(fsdp_root *root);
 /* Gives back everything that a step has made: gathers, gathered parameters, gradients of any kind. */
 void fsdp_root_drop_all(fsdp_root *root);
 
+/* --- root.c ----------------------------------------------------------------------------------- */
+
 /* With --check only: compares the events of all ranks since the last comparison. */
 fsdp_status fsdp_root_check_events(fsdp_root *root, fsdp_error *err);
-/* For --check, at the end of a backward: on standard error, trainable parameters whose gradient nobody has
- * asked for, each one once. */
-void fsdp_root_report_lacking(const fsdp_root *root);
 
 #endif
