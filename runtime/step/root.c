@@ -1,6 +1,6 @@
 /*
- * Units and roots are created and freed: a unit chooses its parameters; with the root the structure is frozen,
- * compared between ranks, and gets its memory and its context. See unit.h and root.h.
+ * Units and roots are created and freed: a unit chooses its parameters; with the root the structure is
+ * frozen, compared between ranks, and gets its memory and its context. See unit.h and root.h.
  */
 #include "runtime/step/step_internal.h"
 #include "base/core/given.h"

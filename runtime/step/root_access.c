@@ -1,7 +1,7 @@
 /*
  * The files of this room, and the rooms above it, ask these things of a root: whether it may be called, its
- * first failure, values, the communicator of all ranks, memory and the end of reductions, copies of its state,
- * and the host's view. See step.h and root.h.
+ * first failure, values, the communicator of all ranks, memory and the end of reductions, copies of its
+ * state, and the host's view. See step.h and root.h.
  */
 #include "runtime/step/step_internal.h"
 #include "base/core/given.h"
