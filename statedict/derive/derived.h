@@ -7,9 +7,7 @@
  *   derived.c             stored tensors; makes nodes, and reads boxes of them
  *   derived_shape.c       slices, joins, other shapes, other orders of dims, zeros
  *   derived_number.c      casts, factors and sums with a number, powers of e and logarithms
- *   derived_quants.c      ggml's blocks of quantized values
  *   derived_product.c     sums with products of thin matrices, rows of given lengths (adapters)
- *   derived_scaled.c      quantized weights and their scales
  *   derived_checkpoint.c  the checkpoint of derived tensors (derived_checkpoint.h), and names of one tensor
  *                         that are still names of one tensor
  *
@@ -17,11 +15,10 @@
  * is read by reading boxes of its parts, so that no tensor is in memory as a whole: an operation that needs
  * memory works on pieces of at most FSDP_DERIVED_PIECE bytes, in one buffer per level of the tree.
  *
- *   adapter.c             merges an adapter of PEFT; adapter_config.c reads its settings and
- *                         finds the modules that they name
- *   python_expression.c   the expressions in them, which python_match.c matches
- *   dequant.c             quantized weights of a model as plain ones
- *   target_types.c        blocks and vectors as the target needs them
+ *   adapter.c             merges an adapter of PEFT, as its settings say
+ *   python_expression.c   the expressions in them
+ *   element_types.c       quantized weights of a model as plain ones; blocks and vectors as the target needs
+ *                         them
  *   tied_names.c          names of tied tensors that the files lack
  *
  * Nodes live in an arena and are never changed; several threads may read one at once, each with a block
@@ -110,13 +107,6 @@ fsdp_status fsdp_derive_log(fsdp_arena *arena, const fsdp_derived *part, const f
 /* Another floating type. A value that does not fit in it is an error of the read. */
 fsdp_status fsdp_derive_cast(fsdp_arena *arena, const fsdp_derived *part, fsdp_dtype dtype,
                              const fsdp_derived **out, fsdp_error *err);
-
-/* The numbers of ggml's blocks, in f32: the last dim is as many times longer as a block has values. */
-fsdp_status fsdp_derive_values(fsdp_arena *arena, const fsdp_derived *part, const fsdp_derived **out,
-                               fsdp_error *err);
-/* Blocks of the numbers of a floating tensor; its rows must be whole blocks. */
-fsdp_status fsdp_derive_blocks(fsdp_arena *arena, const fsdp_derived *part, fsdp_dtype dtype,
-                               const fsdp_derived **out, fsdp_error *err);
 
 /* --- for operations ------------------------------------------------------------------------------- */
 

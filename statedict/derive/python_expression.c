@@ -1,14 +1,48 @@
 /*
- * Reads a Python expression: see python_expression.h. It becomes nodes, and these become states, the last
- * first: a state names those that follow it.
+ * Regular expressions of Python: see python_expression.h. An expression becomes nodes, and these become
+ * states, the last first: a state names those that follow it. A match runs the states over a text.
  */
-#include "statedict/derive/python_state.h"
-
+#include "statedict/derive/python_expression.h"
 #include "base/text.h"
 
+#include <inttypes.h>
 #include <string.h>
 
-enum { LONGEST = 8192, DEEPEST = 32, MOST_STATES = 4096, MANY = 1000000, NO_LIMIT = -1 };
+/* === states =================================================================================== */
+
+enum { CHARACTERS = 128 };
+
+typedef enum state_kind {
+    STATE_END,   /* of the expression, or of a lookahead */
+    STATE_SET,   /* one character of a set */
+    STATE_SPLIT, /* `next` or `other` */
+    STATE_LOOK,  /* continues when what begins at `other` matches here */
+    STATE_LOOK_NOT,
+    STATE_START,
+    STATE_STOP, /* the end of the text, or the newline that ends it */
+    STATE_VERY_END,
+    STATE_BORDER, /* of a word */
+    STATE_NO_BORDER
+} state_kind;
+
+typedef struct character_set {
+    uint64_t bits[CHARACTERS / 64];
+} character_set;
+
+typedef struct fsdp_python_state {
+    state_kind kind;
+    uint16_t next, other;
+    character_set set;
+} fsdp_python_state;
+
+static bool set_has(const character_set *set, unsigned char c)
+{
+    return c < CHARACTERS && (set->bits[c / 64] >> c % 64 & 1);
+}
+
+/* === reading an expression ==================================================================== */
+
+enum { LONGEST_EXPRESSION = 8192, DEEPEST = 32, MOST_STATES = 4096, MANY = 1000000, NO_LIMIT = -1 };
 
 typedef enum node_kind {
     NODE_EMPTY,
@@ -22,10 +56,10 @@ typedef enum node_kind {
 
 typedef struct node {
     node_kind kind;
-    fsdp_python_kind state; /* of NODE_HERE and NODE_LOOK */
+    state_kind state; /* of NODE_HERE and NODE_LOOK */
     int a, b;
     int64_t least, most;
-    fsdp_python_set set;
+    character_set set;
 } node;
 
 typedef struct reader {
@@ -36,7 +70,8 @@ typedef struct reader {
     bool lacks_memory;
     node *nodes;
     size_t count, room;
-    fsdp_python_expression *out;
+    fsdp_python_state *states;
+    size_t state_count, state_room;
 } reader;
 
 /* --- nodes -------------------------------------------------------------------------------------- */
@@ -86,44 +121,44 @@ static bool take_word(reader *in, const char *word)
 /* --- sets --------------------------------------------------------------------------------------- */
 
 /* a-z, A-Z, 0-9 and _ */
-const fsdp_python_set fsdp_python_word = {
+static const character_set word_characters = {
     {UINT64_C(0x03ff000000000000), UINT64_C(0x07fffffe87fffffe)}};
-static const fsdp_python_set digits = {{UINT64_C(0x03ff000000000000), 0}};
+static const character_set digits = {{UINT64_C(0x03ff000000000000), 0}};
 /* str.isspace has the separators 28 to 31, too. */
-static const fsdp_python_set spaces = {{UINT64_C(0x00000001f0003e00), 0}};
+static const character_set spaces = {{UINT64_C(0x00000001f0003e00), 0}};
 
-static void add_range(fsdp_python_set *set, int first, int last)
+static void add_range(character_set *set, int first, int last)
 {
     for (int c = first; c <= last; c++)
         set->bits[c / 64] |= UINT64_C(1) << c % 64;
 }
 
-static void add_set(fsdp_python_set *set, const fsdp_python_set *other)
+static void add_set(character_set *set, const character_set *other)
 {
     set->bits[0] |= other->bits[0];
     set->bits[1] |= other->bits[1];
 }
 
-static fsdp_python_set inverse(const fsdp_python_set *set)
+static character_set inverse(const character_set *set)
 {
-    return (fsdp_python_set){{~set->bits[0], ~set->bits[1]}};
+    return (character_set){{~set->bits[0], ~set->bits[1]}};
 }
 
 static int add_character(reader *in, int c)
 {
     node added = {.kind = NODE_SET};
-    if (c >= FSDP_PYTHON_CHARACTERS)
+    if (c >= CHARACTERS)
         return refuse(in, "it has a character beyond ASCII");
     add_range(&added.set, c, c);
     return add_node(in, added);
 }
 
 /* \d, \W and so on; false for another letter. */
-static bool find_category(int c, fsdp_python_set *set_out)
+static bool find_category(int c, character_set *set_out)
 {
     static const char letters[] = "dsw";
-    const fsdp_python_set *const sets[] = {&digits, &spaces, &fsdp_python_word};
-    const char *at = c > 0 && c < FSDP_PYTHON_CHARACTERS ? strchr(letters, c | 0x20) : NULL;
+    const character_set *const sets[] = {&digits, &spaces, &word_characters};
+    const char *at = c > 0 && c < CHARACTERS ? strchr(letters, c | 0x20) : NULL;
     if (!at || *at == '\0' || !(c & 0x40))
         return false;
     *set_out = c & 0x20 ? *sets[at - letters] : inverse(sets[at - letters]);
@@ -147,7 +182,7 @@ static int read_digits(reader *in, int base, int count)
         value = value * base + digit_of(in->text[in->at++], base);
     if (base == 16 && read < count)
         return refuse(in, "it has an escape of too few digits");
-    return value < FSDP_PYTHON_CHARACTERS ? (int)value : FSDP_PYTHON_CHARACTERS;
+    return value < CHARACTERS ? (int)value : CHARACTERS;
 }
 
 /* The character of an escape, after its backslash; the caller has taken those that are none. */
@@ -165,15 +200,15 @@ static int read_escaped(reader *in)
         return characters[at - names];
     if (c == 'x' || c == 'u' || c == 'U')
         return read_digits(in, 16, c == 'x' ? 2 : c == 'u' ? 4 : 8);
-    if ((c | 0x20) >= 'a' && (c | 0x20) <= 'z' && c < FSDP_PYTHON_CHARACTERS)
+    if ((c | 0x20) >= 'a' && (c | 0x20) <= 'z' && c < CHARACTERS)
         return refuse(in, "it has an escape that is not known");
     return c;
 }
 
 /* One character or category of a bracket; *c_out is -1 for a category. */
-static fsdp_python_set read_member(reader *in, int *c_out)
+static character_set read_member(reader *in, int *c_out)
 {
-    fsdp_python_set set = {0};
+    character_set set = {0};
     int c = peek(in);
     *c_out = 0;
     if (c < 0) {
@@ -194,7 +229,7 @@ static fsdp_python_set read_member(reader *in, int *c_out)
         c = refuse(in, "it has an escape that is not known");
     else if (c == '\\')
         c = read_escaped(in);
-    if (c >= FSDP_PYTHON_CHARACTERS)
+    if (c >= CHARACTERS)
         c = refuse(in, "it has a character beyond ASCII");
     add_range(&set, c, c);
     *c_out = c;
@@ -208,7 +243,7 @@ static int read_bracket(reader *in)
     bool is_inverse = take(in, '^');
     for (bool is_first = true; !has_failed(in) && (is_first || !take(in, ']')); is_first = false) {
         int low, high;
-        fsdp_python_set one = read_member(in, &low);
+        character_set one = read_member(in, &low);
         add_set(&added.set, &one);
         if (!take(in, '-'))
             continue;
@@ -246,7 +281,7 @@ static int refuse_extension(reader *in)
 }
 
 /* The states of a lookahead end by themselves, and are made at once. */
-static int look_ahead(reader *in, fsdp_python_kind kind)
+static int look_ahead(reader *in, state_kind kind)
 {
     if (++in->looks > 1)
         return refuse(in, "it looks ahead within a lookahead");
@@ -265,9 +300,9 @@ static int read_group(reader *in)
     if (++in->depth > DEEPEST)
         return refuse(in, "its groups are nested more than 32 deep");
     if (take_word(in, "?="))
-        inside = look_ahead(in, FSDP_PYTHON_LOOK);
+        inside = look_ahead(in, STATE_LOOK);
     else if (take_word(in, "?!"))
-        inside = look_ahead(in, FSDP_PYTHON_LOOK_NOT);
+        inside = look_ahead(in, STATE_LOOK_NOT);
     else if (take_word(in, "?:") || peek(in) != '?')
         inside = read_either(in);
     else
@@ -276,19 +311,18 @@ static int read_group(reader *in)
     return take(in, ')') ? inside : refuse(in, "a group is not closed");
 }
 
-/* The place that a character or an escape asks for; FSDP_PYTHON_END: none. */
-static fsdp_python_kind read_place(reader *in)
+/* The place that a character or an escape asks for; STATE_END: none. */
+static state_kind read_place(reader *in)
 {
     static const struct {
         const char *spelled;
-        fsdp_python_kind kind;
-    } rows[] = {{"^", FSDP_PYTHON_START},    {"$", FSDP_PYTHON_STOP},
-                {"\\A", FSDP_PYTHON_START},  {"\\Z", FSDP_PYTHON_VERY_END},
-                {"\\b", FSDP_PYTHON_BORDER}, {"\\B", FSDP_PYTHON_NO_BORDER}};
+        state_kind kind;
+    } rows[] = {{"^", STATE_START},      {"$", STATE_STOP},     {"\\A", STATE_START},
+                {"\\Z", STATE_VERY_END}, {"\\b", STATE_BORDER}, {"\\B", STATE_NO_BORDER}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (take_word(in, rows[i].spelled))
             return rows[i].kind;
-    return FSDP_PYTHON_END;
+    return STATE_END;
 }
 
 /* After a backslash. */
@@ -306,10 +340,10 @@ static int read_escape(reader *in)
 
 static int read_atom(reader *in, bool *repeats_out)
 {
-    const fsdp_python_kind place = read_place(in);
+    const state_kind place = read_place(in);
     node added = {.kind = NODE_HERE, .state = place};
-    *repeats_out = place == FSDP_PYTHON_END;
-    if (place != FSDP_PYTHON_END)
+    *repeats_out = place == STATE_END;
+    if (place != STATE_END)
         return add_node(in, added);
     int c = (unsigned char)in->text[in->at++];
     switch (c) {
@@ -416,22 +450,21 @@ static int read_either(reader *in)
 
 static size_t add_state(reader *in, fsdp_python_state added)
 {
-    fsdp_python_expression *out = in->out;
-    if (out->count == MOST_STATES)
+    if (in->state_count == MOST_STATES)
         return (size_t)refuse(in, "its repetitions stand for more than 4096 states");
-    if (!fsdp_grow(&out->states, &out->room, out->count + 1, sizeof added)) {
+    if (!fsdp_grow(&in->states, &in->state_room, in->state_count + 1, sizeof added)) {
         in->lacks_memory = true;
         return 0;
     }
-    out->states[out->count] = added;
-    return out->count++;
+    in->states[in->state_count] = added;
+    return in->state_count++;
 }
 
 static size_t add_split(reader *in, size_t next, size_t other)
 {
-    return add_state(in, (fsdp_python_state){.kind = FSDP_PYTHON_SPLIT,
-                                             .next = (uint16_t)next,
-                                             .other = (uint16_t)other});
+    return add_state(
+        in,
+        (fsdp_python_state){.kind = STATE_SPLIT, .next = (uint16_t)next, .other = (uint16_t)other});
 }
 
 /* A node without states is not repeated: once is as good. */
@@ -442,7 +475,7 @@ static size_t make_repeated(reader *in, const node *from, size_t next)
         first = add_split(in, next, next);
         inside = make_states(in, from->a, first);
         if (!has_failed(in))
-            in->out->states[first].other = (uint16_t)inside;
+            in->states[first].other = (uint16_t)inside;
     }
     for (int64_t i = from->least; i < from->most && !has_failed(in); i++) {
         inside = make_states(in, from->a, first);
@@ -468,7 +501,7 @@ static size_t make_sequence(reader *in, int number, size_t next)
     switch (from.kind) {
     case NODE_EITHER: return make_states(in, number, next);
     case NODE_REPEAT: return make_repeated(in, &from, next);
-    case NODE_SET: made.kind = FSDP_PYTHON_SET; return add_state(in, made);
+    case NODE_SET: made.kind = STATE_SET; return add_state(in, made);
     case NODE_HERE: return add_state(in, made);
     case NODE_LOOK: made.other = (uint16_t)from.a; return add_state(in, made);
     default: return next; /* nothing, also after a failure */
@@ -489,32 +522,36 @@ static size_t make_states(reader *in, int number, size_t next)
     return has_others ? add_split(in, first, others) : first;
 }
 
-/* --- the calls ---------------------------------------------------------------------------------- */
+/* --- the expression --------------------------------------------------------------------------- */
 
-static void read_expression(reader *in)
+/* The state in which a match begins. */
+static size_t read_expression(reader *in)
 {
     add_node(in, (node){.kind = NODE_EMPTY});
-    add_state(in, (fsdp_python_state){.kind = FSDP_PYTHON_END});
-    if (in->size > LONGEST)
+    add_state(in, (fsdp_python_state){.kind = STATE_END});
+    if (in->size > LONGEST_EXPRESSION)
         refuse(in, "it has more than 8192 characters");
     if (has_failed(in))
-        return;
+        return 0;
     int whole = read_either(in);
     if (in->at < in->size)
         refuse(in, "a parenthesis closes no group");
-    if (!has_failed(in))
-        in->out->first = make_states(in, whole, 0);
+    return has_failed(in) ? 0 : make_states(in, whole, 0);
 }
 
-fsdp_status fsdp_python_compile(const char *text, size_t size,
+fsdp_status fsdp_python_compile(fsdp_arena *arena, const char *text, size_t size,
                                 fsdp_python_expression *expression_out, fsdp_error *err)
 {
     char shown[100];
-    reader in = {.text = text, .size = size, .out = expression_out};
-    *expression_out = (fsdp_python_expression){0};
-    read_expression(&in);
+    reader in = {.text = text, .size = size};
+    size_t first = read_expression(&in);
+    fsdp_python_state *states = fsdp_arena_alloc(arena, in.state_count, sizeof *states);
+    if (states && in.state_count > 0)
+        memcpy(states, in.states, in.state_count * sizeof *states);
+    *expression_out = (fsdp_python_expression){states, in.state_count, first};
     fsdp_free(in.nodes);
-    if (in.lacks_memory)
+    fsdp_free(in.states);
+    if (in.lacks_memory || !states)
         return fsdp_fail_memory(err, "an expression");
     if (!in.refused)
         return FSDP_OK;
@@ -522,8 +559,163 @@ fsdp_status fsdp_python_compile(const char *text, size_t size,
                      fsdp_printable(text, size, shown, sizeof shown), in.refused);
 }
 
-void fsdp_python_release(fsdp_python_expression *expression)
+/* === matching ================================================================================= */
+
+/* A lookahead runs in a level of its own; one in another is refused above. */
+enum { LEVELS = 2, LONGEST_TEXT = 4096, MOST_STEPS = 20000000 };
+
+/* The states of one character of the text: those of the next one are collected next to them. */
+typedef struct match_level {
+    uint16_t *now, *next, *stack;
+    size_t now_count, next_count;
+    uint32_t *seen; /* per state: the last round in which it was entered */
+    uint32_t round;
+    bool is_matched;
+} match_level;
+
+typedef struct match_run {
+    const fsdp_python_expression *expression;
+    const char *text;
+    size_t size;
+    bool whole;
+    int64_t steps;
+    match_level levels[LEVELS];
+} match_run;
+
+static bool is_word(const match_run *run, size_t at)
 {
-    fsdp_free(expression->states);
-    *expression = (fsdp_python_expression){0};
+    return at < run->size && set_has(&word_characters, (unsigned char)run->text[at]);
+}
+
+/* Conditions between two characters. */
+static bool holds(const match_run *run, state_kind kind, size_t at)
+{
+    bool is_border = is_word(run, at) != (at > 0 && is_word(run, at - 1));
+    switch (kind) {
+    case STATE_START: return at == 0;
+    case STATE_STOP: return at == run->size || (at + 1 == run->size && run->text[at] == '\n');
+    case STATE_VERY_END: return at == run->size;
+    case STATE_BORDER: return is_border;
+    default: return !is_border && run->size > 0; /* Python finds none in an empty text */
+    }
+}
+
+static bool run_from(match_run *run, int level_number, size_t first, size_t at);
+
+/* Adds a state to those of the next character, or the states that follow it without one. */
+static void enter(match_run *run, int level_number, size_t first, size_t at)
+{
+    match_level *level = &run->levels[level_number];
+    size_t depth = 0;
+    level->stack[depth++] = (uint16_t)first;
+    while (depth > 0) {
+        size_t number = level->stack[--depth];
+        const fsdp_python_state *state = &run->expression->states[number];
+        if (level->seen[number] == level->round)
+            continue;
+        level->seen[number] = level->round;
+        run->steps++;
+        switch (state->kind) {
+        case STATE_END:
+            level->is_matched =
+                level->is_matched || level_number > 0 || !run->whole || at == run->size;
+            break;
+        case STATE_SET: level->next[level->next_count++] = (uint16_t)number; break;
+        case STATE_SPLIT:
+            level->stack[depth++] = state->other;
+            level->stack[depth++] = state->next;
+            break;
+        case STATE_LOOK:
+        case STATE_LOOK_NOT:
+            if (run_from(run, level_number + 1, state->other, at) == (state->kind == STATE_LOOK))
+                level->stack[depth++] = state->next;
+            break;
+        default:
+            if (holds(run, state->kind, at))
+                level->stack[depth++] = state->next;
+        }
+    }
+}
+
+static void step(match_run *run, int level_number, size_t at)
+{
+    match_level *level = &run->levels[level_number];
+    uint16_t *now = level->next;
+    level->next = level->now;
+    level->now = now;
+    level->now_count = level->next_count;
+    level->next_count = 0;
+    level->round++;
+    run->steps += (int64_t)level->now_count;
+    for (size_t i = 0; i < level->now_count; i++) {
+        const fsdp_python_state *state = &run->expression->states[now[i]];
+        if (set_has(&state->set, (unsigned char)run->text[at]))
+            enter(run, level_number, state->next, at + 1);
+    }
+}
+
+static bool run_from(match_run *run, int level_number, size_t first, size_t at)
+{
+    match_level *level = &run->levels[level_number];
+    level->next_count = 0;
+    level->is_matched = false;
+    level->round++;
+    enter(run, level_number, first, at);
+    for (; !level->is_matched && level->next_count > 0 && at < run->size && run->steps < MOST_STEPS;
+         at++)
+        step(run, level_number, at);
+    return level->is_matched;
+}
+
+/* A state puts at most two others on the stack. */
+static bool take_memory(match_run *run)
+{
+    size_t count = run->expression->count;
+    bool is_there = true;
+    for (int i = 0; i < LEVELS; i++) {
+        match_level *level = &run->levels[i];
+        level->now = fsdp_alloc(count, sizeof *level->now);
+        level->next = fsdp_alloc(count, sizeof *level->next);
+        level->stack = fsdp_alloc(2 * count + 1, sizeof *level->stack);
+        level->seen = fsdp_alloc(count, sizeof *level->seen);
+        is_there = is_there && level->now && level->next && level->stack && level->seen;
+    }
+    return is_there;
+}
+
+static void give_memory(match_run *run)
+{
+    for (int i = 0; i < LEVELS; i++) {
+        fsdp_free(run->levels[i].now);
+        fsdp_free(run->levels[i].next);
+        fsdp_free(run->levels[i].stack);
+        fsdp_free(run->levels[i].seen);
+    }
+}
+
+static bool is_ascii(const char *text, size_t size)
+{
+    for (size_t i = 0; i < size; i++)
+        if ((unsigned char)text[i] >= CHARACTERS)
+            return false;
+    return true;
+}
+
+fsdp_status fsdp_python_match(const fsdp_python_expression *expression, bool whole,
+                              const char *text, size_t size, bool *matches_out, fsdp_error *err)
+{
+    match_run run = {.expression = expression, .text = text, .size = size, .whole = whole};
+    if (size > LONGEST_TEXT || !is_ascii(text, size))
+        return fsdp_fail(err, FSDP_ERR_LIMIT,
+                         "cannot compare a name with a Python expression: it has more than %d "
+                         "characters, or one beyond ASCII",
+                         (int)LONGEST_TEXT);
+    fsdp_status st = take_memory(&run) ? FSDP_OK : fsdp_fail_memory(err, "an expression");
+    if (st == FSDP_OK)
+        *matches_out = run_from(&run, 0, expression->first, 0);
+    if (st == FSDP_OK && run.steps >= MOST_STEPS)
+        st = fsdp_fail(err, FSDP_ERR_LIMIT, "matching the expression takes more than %d steps",
+                       (int)MOST_STEPS);
+    give_memory(&run);
+    return st;
 }

@@ -12,15 +12,14 @@
 #include "base/core/mem.h"
 
 typedef struct fsdp_python_expression {
-    struct fsdp_python_state *states;
-    size_t count, room;
+    const struct fsdp_python_state *states;
+    size_t count;
     size_t first;              /* where a match begins */
 } fsdp_python_expression;
 
-/* FSDP_ERR_USAGE says why Python, or this reader, does not take it. Release it after a failure, too. */
-fsdp_status fsdp_python_compile(const char *text, size_t size, fsdp_python_expression *expression_out,
-                                fsdp_error *err);
-void fsdp_python_release(fsdp_python_expression *expression);
+/* The arena holds the expression. FSDP_ERR_USAGE says why Python, or this reader, does not take it. */
+fsdp_status fsdp_python_compile(fsdp_arena *arena, const char *text, size_t size,
+                                fsdp_python_expression *expression_out, fsdp_error *err);
 
 /* re.match, which begins at the start of the text; with `whole` re.fullmatch. FSDP_ERR_LIMIT: the text is too
  * long, or has characters beyond ASCII. */

@@ -4,7 +4,7 @@
  */
 #include "base/core/given.h"
 #include "statedict/checkpoint/checkpoint_internal.h"
-#include "statedict/derive/target_types.h"
+#include "statedict/derive/element_types.h"
 #include "statedict/gguf_model/gguf_values.h"
 #include "statedict/map/hub_names.h"
 #include "statedict/map/map_rules.h"

@@ -16,7 +16,7 @@
 static const struct {
     const char *own, *before, *cut, *behind;
     bool drops_own; /* the scale's name does not repeat the tensor's */
-    bool is_known;  /* to --dequant (derive/dequant.c) */
+    bool is_known;  /* to --dequant (derive/element_types.c) */
 } spellings[] = {
     {"", "", "", "_scale_inv", false, true},     {"", "", "", "_scale", false, true},
     {"", "", "", "_scales", false, false},       {"", "", "", ".scale", false, false},

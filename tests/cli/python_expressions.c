@@ -22,15 +22,16 @@ static size_t decode(const char *digits, char *out)
 static void answer(const char *mode, const char *expression, const char *text)
 {
     static char decoded[2][MOST / 2];
-    fsdp_python_expression compiled = {0};
+    fsdp_arena arena = {0};
+    fsdp_python_expression compiled;
     fsdp_error err = {0};
     bool matches = false;
     size_t size = decode(expression, decoded[0]), text_size = decode(text, decoded[1]);
-    fsdp_status st = fsdp_python_compile(decoded[0], size, &compiled, &err);
+    fsdp_status st = fsdp_python_compile(&arena, decoded[0], size, &compiled, &err);
     if (st == FSDP_OK)
         st = fsdp_python_match(&compiled, strcmp(mode, "fullmatch") == 0, decoded[1], text_size,
                                &matches, &err);
-    fsdp_python_release(&compiled);
+    fsdp_arena_release(&arena);
     if (st == FSDP_OK)
         puts(matches ? "yes" : "no");
     else

@@ -27,8 +27,7 @@ PARSERS = {
                  "formats/deepspeed/deepspeed_plain formats/deepspeed/deepspeed_read "
                  "formats/deepspeed/deepspeed_resume formats/deepspeed/deepspeed_universal "
                  "formats/deepspeed/deepspeed_values",
-    "derive": "statedict/derive/adapter statedict/derive/adapter_config statedict/derive/dequant "
-              "statedict/derive/derived_product statedict/derive/derived_scaled",
+    "derive": "statedict/derive/adapter statedict/derive/element_types statedict/derive/derived_product",
     "gguf": "formats/gguf/gguf_input formats/gguf/gguf_read formats/gguf/gguf_type formats/gguf/gguf_value",
     "gguf_tokens": "statedict/gguf_model/gguf_config statedict/gguf_model/gguf_sentencepiece "
                    "statedict/gguf_model/gguf_tokenizer statedict/gguf_model/gguf_vocab "

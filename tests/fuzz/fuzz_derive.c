@@ -4,7 +4,7 @@
  * and the adapter merged into it; all that comes out is read. A folder without a model gets a small one.
  */
 #include "statedict/derive/adapter.h"
-#include "statedict/derive/dequant.h"
+#include "statedict/derive/element_types.h"
 #include "tests/fuzz/bundle.h"
 #include "tests/fuzz/read_checkpoint.h"
 

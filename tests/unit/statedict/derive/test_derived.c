@@ -4,7 +4,7 @@
  */
 #include "kernels/quants.h"
 #include "statedict/derive/derived_product.h"
-#include "statedict/derive/derived_scaled.h"
+#include "statedict/derive/element_types.h"
 #include "tests/unit/statedict/derive/whole_pair.h"
 
 #include <math.h>

@@ -3,7 +3,7 @@
  * of thin matrices, rows of given lengths, scales of blocks, MXFP4.
  */
 #include "statedict/derive/derived_product.h"
-#include "statedict/derive/derived_scaled.h"
+#include "statedict/derive/element_types.h"
 #include "tests/unit/statedict/derive/whole_pair.h"
 
 #include <math.h>
