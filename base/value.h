@@ -46,6 +46,15 @@ typedef struct fsdp_value {
 
 enum { FSDP_VALUE_DEPTH = 1024 };    /* a little more than pickles nest */
 
+/*
+ * The nesting of an entry's name: one number per element of the name, its bytes; elements are joined by dots.
+ * A position in a list is negative. Flags: a key that is a number in place of a text, and a position in a
+ * tuple (added before the sign). The one element WHOLE is an entry that is in no dict or list; its name is
+ * empty.
+ */
+enum { FSDP_PATH_NUMBER = 1 << 30, FSDP_PATH_TUPLE = 1 << 29, FSDP_PATH_WHOLE = INT32_MIN };
+enum { FSDP_PATH_DEFAULT_MOST = 4 };
+
 /* Returns a boolean. The four values made here own no memory, and need no release. */
 FSDP_API fsdp_value fsdp_value_bool(bool value);
 /* Returns a signed integer. */
@@ -76,6 +85,12 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_value_copy(const fsdp_value *from, fsdp_v
 
 /* Returns true when kinds and bits are the same (NaN equals the same NaN). */
 FSDP_API bool fsdp_value_equal(const fsdp_value *a, const fsdp_value *b);
+
+/* Computes the nesting of a name that has none of its own: model.NAME, optim.state.NAME.KIND and
+ * optim.param_groups.NAME.KIND are nested as PyTorch nests them, another name is one element. Returns the
+ * number of elements. */
+FSDP_API size_t fsdp_path_default(const char *name, size_t size,
+                                  int32_t path_out[FSDP_PATH_DEFAULT_MOST]);
 
 /* Frees the tree and leaves null. */
 FSDP_API void fsdp_value_release(fsdp_value *value);

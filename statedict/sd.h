@@ -29,9 +29,8 @@ typedef struct fsdp_entry {
     fsdp_entry_kind kind;
     const char *name;          /* zero-terminated, for names without NUL */
     size_t name_size;
-    /* The nesting of the name in programs with dicts and lists: the bytes of each element in the name, whose
-     * elements are joined by dots; negative for a position in a list; with flags for numbers and tuples
-     * (base/data/name_path.h). NULL: the nesting is not known. */
+    /* The nesting of the name in programs with dicts and lists (FSDP_PATH_NUMBER in value.h). NULL: that of
+     * fsdp_path_default. */
     const int32_t *path;
     size_t path_count;
     /* TENSOR */
@@ -80,6 +79,11 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_value(fsdp_sd *sd, const char *nam
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_alias(fsdp_sd *sd, const char *name, size_t name_size,
                                                     const char *target, size_t target_size,
                                                     fsdp_error *err);
+
+/* Sets the nesting of an entry's name, which is copied. FSDP_ERR_USAGE if the elements do not make up the
+ * name. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_set_path(fsdp_sd *sd, size_t index, const int32_t *path,
+                                                   size_t count, fsdp_error *err);
 
 /* A flat buffer as FSDP1 keeps it: rank i of the mesh holds chunk i of it. */
 typedef struct fsdp_flat_buffer {

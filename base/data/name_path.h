@@ -9,13 +9,9 @@
 #ifndef FSDP_NAME_PATH_H
 #define FSDP_NAME_PATH_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include <fsdp/value.h>
 
-enum { FSDP_PATH_MOST = 1000, FSDP_PATH_DEFAULT_MOST = 4 };
-
-enum { FSDP_PATH_NUMBER = 1 << 30, FSDP_PATH_TUPLE = 1 << 29, FSDP_PATH_WHOLE = INT32_MIN };
+enum { FSDP_PATH_MOST = 1000 };
 
 bool fsdp_path_is_whole(const int32_t *path, size_t count);
 /* True for a position in a tuple. */
@@ -30,11 +26,7 @@ bool fsdp_path_is_number(const char *text, size_t size);
 /* True when the elements make up the name and its positions and numbers are spelled as such. */
 bool fsdp_path_fits(const char *name, size_t size, const int32_t *path, size_t count);
 
-/*
- * The default path of a name: model.NAME, optim.state.NAME.KIND and optim.param_groups.NAME.KIND are nested
- * as PyTorch nests them, other names are one element. Returns the count.
- */
-size_t fsdp_path_default(const char *name, size_t size, int32_t path_out[FSDP_PATH_DEFAULT_MOST]);
+/* True for the path of fsdp_path_default. */
 bool fsdp_path_is_default(const char *name, size_t size, const int32_t *path, size_t count);
 
 typedef struct fsdp_path {

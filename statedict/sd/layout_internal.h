@@ -68,11 +68,6 @@ typedef struct fsdp_flat {
 size_t fsdp_sd_flat_count(const fsdp_sd *sd);
 const fsdp_flat *fsdp_sd_flat_at(const fsdp_sd *sd, size_t index);
 
-/* Notes how an entry's name is nested (see fsdp_entry); copied. FSDP_ERR_USAGE when the elements do not make
- * up the name. */
-FSDP_CHECKED fsdp_status fsdp_sd_set_path(fsdp_sd *sd, size_t index, const int32_t *path, size_t count,
-                                          fsdp_error *err);
-
 /* Bytes of all whole tensors; aliases count nothing. */
 int64_t fsdp_sd_tensor_bytes(const fsdp_sd *sd);
 

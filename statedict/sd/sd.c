@@ -510,6 +510,7 @@ int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank)
 fsdp_status fsdp_sd_set_path(fsdp_sd *sd, size_t index, const int32_t *path, size_t count,
                              fsdp_error *err)
 {
+    FSDP_NEED(err, sd, path);
     const fsdp_entry *entry = fsdp_sd_at(sd, index);
     char text[NAME_TEXT];
     if (!entry || !fsdp_path_fits(entry->name, entry->name_size, path, count))
