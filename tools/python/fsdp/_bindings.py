@@ -1600,8 +1600,4 @@ FUNCTIONS = {
     "fsdp_wrap_summon_full_params": lambda: (c_int, [c_void_p, c_void_p, POINTER(fsdp_wrap_summon_opts), POINTER(fsdp_error)]),
     "fsdp_wrap_summon_end": lambda: (c_int, [c_void_p, POINTER(fsdp_error)]),
     "fsdp_wrap_rekey_optim_state": lambda: (c_int, [c_void_p, c_int, POINTER(fsdp_wrap_optim_input), POINTER(c_void_p), POINTER(fsdp_error)]),
-    "fsdp_ctl_mpi_set_deadline": lambda: (None, [c_int]),
-    "fsdp_ctl_mpi_world": lambda: (c_int, [POINTER(c_void_p), POINTER(fsdp_error)]),
-    "fsdp_ctl_mpi_comm": lambda: (c_int, [c_void_p, POINTER(c_void_p), POINTER(fsdp_error)]),
-    "fsdp_mpi_finalize": lambda: (c_bool, []),
 }

@@ -6,9 +6,11 @@ hold them. A slice reads the bytes that it needs, and no others.
 
 import ctypes
 import json
+import os
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from . import _arrays as arrays
@@ -54,9 +56,10 @@ class Slice:
         return self._dtype.safetensors or self._dtype.name
 
     def __len__(self):
-        if not self.shape:
-            raise TypeError("a scalar has no length")
-        return self.shape[0]
+        with self._opened():
+            if not self.shape:
+                raise TypeError("a scalar has no length")
+            return self.shape[0]
 
     def __getitem__(self, index):
         return self._checkpoint._read(self, _resolve(index, self.shape))
@@ -140,7 +143,7 @@ class Checkpoint:
         self._readers, self._idle = 0, threading.Condition()
         self.path = str(path)
         opts = open_options(options)
-        call(lib.fsdp_checkpoint_open, _path(path), ctypes.byref(opts), ctypes.byref(self._handle))
+        call(lib.fsdp_checkpoint_open, os.fsencode(path), ctypes.byref(opts), ctypes.byref(self._handle))
         if dequantize or map:
             chosen = c.fsdp_map_opts(map=map and str(map).encode())
             call(lib.fsdp_checkpoint_map, ctypes.byref(self._handle), ctypes.byref(chosen))
@@ -174,18 +177,27 @@ class Checkpoint:
     # --- names ---
 
     def _entries(self):
-        self._need_open()
+        """The entries of the state dict, for the time that the checkpoint is used."""
         at = lib.fsdp_sd_at
         for index in range(lib.fsdp_sd_count(self._sd)):
-            yield index, at(self._sd, index)[0]
+            yield at(self._sd, index)[0]
 
-    def _need_open(self):
-        if self._handle is None:
-            raise ValueError(f"the checkpoint '{self.path}' is closed")
+    @contextmanager
+    def _opened(self):
+        """The handle, which no other thread closes meanwhile."""
+        with self._idle:
+            if self._handle is None:
+                raise ValueError(f"the checkpoint '{self.path}' is closed")
+            self._readers += 1
+        try:
+            yield self._handle
+        finally:
+            with self._idle:
+                self._readers -= 1
+                self._idle.notify_all()
 
     def _find(self, name):
         """The entry of a tensor, after aliases."""
-        self._need_open()
         raw = raw_of(name)
         index = lib.fsdp_sd_find(self._sd, raw, len(raw))
         entry = lib.fsdp_sd_at(self._sd, index)[0] if index >= 0 else None
@@ -199,7 +211,8 @@ class Checkpoint:
 
     def keys(self):
         """The names of tensors, in the order of the checkpoint."""
-        return [name_of(entry) for _, entry in self._entries() if entry.kind.value != c.FSDP_ENTRY_VALUE]
+        with self._opened():
+            return [name_of(entry) for entry in self._entries() if entry.kind.value != c.FSDP_ENTRY_VALUE]
 
     def offset_keys(self):
         """As safetensors spells keys."""
@@ -209,74 +222,79 @@ class Checkpoint:
         return iter(self.keys())
 
     def __len__(self):
-        return sum(entry.kind.value != c.FSDP_ENTRY_VALUE for _, entry in self._entries())
+        with self._opened():
+            return sum(entry.kind.value != c.FSDP_ENTRY_VALUE for entry in self._entries())
 
     def __contains__(self, name):
         try:
-            self._find(name)
+            return self.get_slice(name) is not None
         except KeyError:
             return False
-        return True
 
     def aliases(self):
         """Further names of tensors that are stored once: {name: name of the tensor}."""
-        return {name_of(entry): name_of(lib.fsdp_sd_at(self._sd, entry.target)[0])
-                for _, entry in self._entries() if entry.kind.value == c.FSDP_ENTRY_ALIAS}
+        with self._opened():
+            return {name_of(entry): name_of(lib.fsdp_sd_at(self._sd, entry.target)[0])
+                    for entry in self._entries() if entry.kind.value == c.FSDP_ENTRY_ALIAS}
 
     # --- descriptions ---
 
     def shape(self, name):
-        _, entry = self._find(name)
-        return tuple(entry.shape[:entry.ndim])
+        with self._opened():
+            _, entry = self._find(name)
+            return tuple(entry.shape[:entry.ndim])
 
     def dtype(self, name):
         """The dtype of a tensor as the library spells it: "bf16", "f32", "q4_k"."""
-        return arrays.dtype_of(self._find(name)[1].dtype.value).name
+        with self._opened():
+            return arrays.dtype_of(self._find(name)[1].dtype.value).name
 
     def nbytes(self, name):
-        _, entry = self._find(name)
-        return lib.fsdp_entry_bytes(ctypes.byref(entry))
+        with self._opened():
+            _, entry = self._find(name)
+            return lib.fsdp_entry_bytes(ctypes.byref(entry))
 
     def values(self):
         """Everything that is not a tensor, by name: numbers, strings, lists, dicts."""
-        return {name_of(entry): to_python(entry.value) for _, entry in self._entries()
-                if entry.kind.value == c.FSDP_ENTRY_VALUE}
+        with self._opened():
+            return {name_of(entry): to_python(entry.value) for entry in self._entries()
+                    if entry.kind.value == c.FSDP_ENTRY_VALUE}
 
     def metadata(self):
         """The texts next to the tensors, as safetensors keeps them: {key: text}."""
-        self._need_open()
-        text = lib.fsdp_checkpoint_extra(self._handle, b"metadata") or lib.fsdp_checkpoint_extra(self._handle, b"carried")
-        return json.loads(text) if text else {}
+        with self._opened() as handle:
+            text = lib.fsdp_checkpoint_extra(handle, b"metadata") or lib.fsdp_checkpoint_extra(handle, b"carried")
+            return json.loads(text) if text else {}
 
     def missing(self):
         """Names of entries that are incomplete (allow_missing)."""
-        self._need_open()
-        size, names = ctypes.c_size_t(), []
-        for i in range(lib.fsdp_checkpoint_missing_count(self._handle)):
-            raw = lib.fsdp_checkpoint_missing_at(self._handle, i, ctypes.byref(size))
-            names.append(text_of(raw))
-        return names
+        with self._opened() as handle:
+            size, names = ctypes.c_size_t(), []
+            for i in range(lib.fsdp_checkpoint_missing_count(handle)):
+                raw = lib.fsdp_checkpoint_missing_at(handle, i, ctypes.byref(size))
+                names.append(text_of(raw))
+            return names
 
     def files(self):
         """The files of the checkpoint and their sizes: {name: bytes}."""
-        self._need_open()
-        found, out = {}, c.fsdp_checkpoint_file()
-        for i in range(self._info.file_count):
-            lib.fsdp_checkpoint_file_at(self._handle, i, ctypes.byref(out))
-            found[text_of(out.name)] = out.size
-        return found
+        with self._opened() as handle:
+            found, out = {}, c.fsdp_checkpoint_file()
+            for i in range(self._info.file_count):
+                lib.fsdp_checkpoint_file_at(handle, i, ctypes.byref(out))
+                found[text_of(out.name)] = out.size
+            return found
 
     def layout(self, name):
         """How a tensor is stored: its mesh and placements, and the boxes of ranks or files."""
-        index, entry = self._find(name)
-        layout, mesh, placements = entry.layout, {}, []
-        if layout.kind.value in (c.FSDP_LAYOUT_MESH, c.FSDP_LAYOUT_FLAT) and layout.mesh:
-            for dim in range(lib.fsdp_mesh_ndim(layout.mesh)):
-                name = lib.fsdp_mesh_dim_name(layout.mesh, dim).decode()
-                mesh[name] = lib.fsdp_mesh_dim_size(layout.mesh, dim)
-                placements.append(_placement(layout, dim))
-        stored = list(self._stored_boxes(index))
-        return Layout(mesh, tuple(placements), tuple(stored or self._rank_boxes(entry)))
+        with self._opened():
+            index, entry = self._find(name)
+            stored, layout, mesh, placements = list(self._stored_boxes(index)), entry.layout, {}, []
+            if layout.kind.value != c.FSDP_LAYOUT_BOXES and layout.mesh and not stored:
+                for dim in range(lib.fsdp_mesh_ndim(layout.mesh)):
+                    name = lib.fsdp_mesh_dim_name(layout.mesh, dim).decode()
+                    mesh[name] = lib.fsdp_mesh_dim_size(layout.mesh, dim)
+                    placements.append(_placement(layout, dim))
+            return Layout(mesh, tuple(placements), tuple(stored or self._rank_boxes(entry)))
 
     def _rank_boxes(self, entry):
         box = c.fsdp_box()
@@ -297,8 +315,9 @@ class Checkpoint:
 
     def get_slice(self, name):
         """A tensor that is read when it is indexed: get_slice("w")[10:20, :, 3]."""
-        index, entry = self._find(name)
-        return Slice(self, index, entry)
+        with self._opened():
+            index, entry = self._find(name)
+            return Slice(self, index, entry)
 
     def __getitem__(self, name):
         return self.get_slice(name)
@@ -323,7 +342,6 @@ class Checkpoint:
 
     def _read(self, tensor, ranges):
         """Reads elements of a tensor, one range per dim."""
-        self._need_open()
         framework = self._framework = self._framework or arrays.default_framework()
         if arrays.is_blocks(tensor._dtype) and ranges and ranges[-1].step != 1:
             raise UsageError("a quantized tensor cannot be read with a step in its last dim; open the checkpoint with "
@@ -363,17 +381,9 @@ class Checkpoint:
     def _read_plain(self, framework, tensor, box, verify):
         array = arrays.new(framework, tensor._dtype, tuple(box.len[:box.ndim]))
         check = c.FSDP_CHECK_BLOCKS if verify else c.FSDP_CHECK_OFF
-        with self._idle:
-            self._need_open()
-            self._readers += 1
-        try:
+        with self._opened() as handle:
             if lib.fsdp_box_count(ctypes.byref(box)):
-                call(lib.fsdp_checkpoint_read, self._handle, tensor._index, ctypes.byref(box), arrays.address(array),
-                     check)
-        finally:
-            with self._idle:
-                self._readers -= 1
-                self._idle.notify_all()
+                call(lib.fsdp_checkpoint_read, handle, tensor._index, ctypes.byref(box), arrays.address(array), check)
         return array
 
     # --- for people ---
@@ -385,22 +395,23 @@ class Checkpoint:
                 + (f", step {self.step}>" if self.step is not None else ">"))
 
     def _repr_html_(self, most=200):
-        from html import escape
-        rows, left = [], 0
-        for _, entry in self._entries():
-            if entry.kind.value == c.FSDP_ENTRY_VALUE:
-                continue
-            if len(rows) == most:
-                left += 1
-                continue
-            tensor = entry if entry.kind.value == c.FSDP_ENTRY_TENSOR else lib.fsdp_sd_at(self._sd, entry.target)[0]
-            shape = " × ".join(map(str, tensor.shape[:tensor.ndim])) or "scalar"
-            size = _bytes(lib.fsdp_entry_bytes(ctypes.byref(tensor)))
-            rows.append(f"<tr><td>{escape(name_of(entry))}</td><td>{arrays.dtype_of(tensor.dtype.value).name}</td>"
-                        f"<td>{shape}</td><td>{size}</td></tr>")
-        more = f"<caption style='caption-side: bottom'>and {left} more</caption>" if left else ""
-        return (f"<p>{escape(repr(self)[1:-1])}</p><table><thead><tr><th>tensor</th><th>dtype</th><th>shape</th>"
-                f"<th>bytes</th></tr></thead><tbody>{''.join(rows)}</tbody>{more}</table>")
+        with self._opened():
+            from html import escape
+            rows, left = [], 0
+            for entry in self._entries():
+                if entry.kind.value == c.FSDP_ENTRY_VALUE:
+                    continue
+                if len(rows) == most:
+                    left += 1
+                    continue
+                tensor = entry if entry.kind.value == c.FSDP_ENTRY_TENSOR else lib.fsdp_sd_at(self._sd, entry.target)[0]
+                shape = " × ".join(map(str, tensor.shape[:tensor.ndim])) or "scalar"
+                size = _bytes(lib.fsdp_entry_bytes(ctypes.byref(tensor)))
+                rows.append(f"<tr><td>{escape(name_of(entry))}</td><td>{arrays.dtype_of(tensor.dtype.value).name}</td>"
+                            f"<td>{shape}</td><td>{size}</td></tr>")
+            more = f"<caption style='caption-side: bottom'>and {left} more</caption>" if left else ""
+            return (f"<p>{escape(repr(self)[1:-1])}</p><table><thead><tr><th>tensor</th><th>dtype</th><th>shape</th>"
+                    f"<th>bytes</th></tr></thead><tbody>{''.join(rows)}</tbody>{more}</table>")
 
 
 class _Prefetch:
@@ -474,8 +485,3 @@ def _bytes(size):
         if size < 1024 or unit == "TiB":
             return f"{size} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1024
-
-
-def _path(path):
-    import os
-    return os.fsencode(path)

@@ -429,7 +429,7 @@ class Entry(NamedTuple):
 def ls(path, **options):
     """Lists a checkpoint: [Entry, ...]."""
     with Checkpoint(path, **options) as checkpoint:
-        return [_entry(checkpoint, entry) for _, entry in checkpoint._entries()]
+        return [_entry(checkpoint, entry) for entry in checkpoint._entries()]
 
 
 def _entry(checkpoint, entry):

@@ -24,14 +24,15 @@ def raw_of(text):
     return text.encode("utf-8", "surrogateescape")
 
 
+def bytes_of(struct, member, size):
+    """Bytes that a char pointer of a struct points at, which may hold NUL."""
+    at = ctypes.c_void_p.from_buffer(struct, getattr(type(struct), member).offset).value
+    return ctypes.string_at(at, size) if size else b""
+
+
 def name_of(entry):
-    """The name of an entry, which may hold NUL."""
-    name = entry.name
-    return text_of(name if len(name) == entry.name_size else ctypes.string_at(_address(entry), entry.name_size))
-
-
-def _address(entry):
-    return ctypes.c_void_p.from_buffer(entry, type(entry).name.offset).value
+    """The name of an entry."""
+    return text_of(bytes_of(entry, "name", entry.name_size))
 
 
 def to_python(value):
@@ -56,7 +57,7 @@ def to_python(value):
         if kind == c.FSDP_VALUE_DICT:
             return {_key(key): item for key, item in zip(items[::2], items[1::2])}
         return tuple(items) if value.is_tuple else items
-    raw = ctypes.string_at(of.bytes.data, of.bytes.size) if of.bytes.size else b""
+    raw = bytes_of(of.bytes, "data", of.bytes.size)
     if kind == c.FSDP_VALUE_STRING:
         return text_of(raw)
     if kind == c.FSDP_VALUE_INTEGER:
