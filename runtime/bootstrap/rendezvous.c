@@ -8,11 +8,15 @@
 #include "runtime/bootstrap/rendezvous.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
+#include <fsdp/connect.h>
+
 #include "base/core/clock.h"
+#include "base/core/given.h"
 #include "base/core/mem.h"
 #include "runtime/bootstrap/ctl_tcp.h"
 
@@ -403,4 +407,71 @@ fsdp_status fsdp_rendezvous(const fsdp_rendezvous_spec *spec, fsdp_ctl **ctl_out
     int64_t until_ms = fsdp_now_ms() + spec->deadline_ms;
     return spec->rank == 0 ? host_rendezvous(spec, until_ms, ctl_out, err)
                            : join_rendezvous(spec, until_ms, ctl_out, err);
+}
+
+/* --- processes that another program started ---------------------------------------------------- */
+
+static fsdp_status find_given(void *context, char host_out[FSDP_HOST_SIZE], int *port_out,
+                              int64_t until_ms, fsdp_error *err)
+{
+    const fsdp_connect_opts *opts = context;
+    (void)until_ms;
+    (void)err;
+    snprintf(host_out, FSDP_HOST_SIZE, "%s", opts->host);
+    *port_out = opts->port;
+    return FSDP_OK;
+}
+
+static fsdp_status check_opts(const fsdp_connect_opts *opts, fsdp_error *err)
+{
+    if (!opts->job || !*opts->job)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "fsdp_ctl_connect: 'job' is empty");
+    if (opts->size < 1 || opts->rank < 0 || opts->rank >= opts->size)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "fsdp_ctl_connect: rank %d is not below size %d",
+                         opts->rank, opts->size);
+    if (opts->rank > 0 && (!opts->host || strlen(opts->host) >= FSDP_HOST_SIZE))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "fsdp_ctl_connect: 'host' is missing, or longer than %d bytes",
+                         FSDP_HOST_SIZE - 1);
+    if (opts->rank > 0 && (opts->port < 1 || opts->port > 65535))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "fsdp_ctl_connect: port %d is not 1 to 65535",
+                         opts->port);
+    return FSDP_OK;
+}
+
+static fsdp_status connect_given(const fsdp_connect_opts *opts, int *listener, int deadline_ms,
+                                 fsdp_ctl **ctl_out, fsdp_error *err)
+{
+    fsdp_rendezvous_spec spec = {.rank = opts->rank,
+                                 .size = opts->size,
+                                 .job = opts->job,
+                                 .deadline_ms = deadline_ms,
+                                 .listener = -1,
+                                 .find = find_given,
+                                 .context = (void *)(uintptr_t)opts};
+    FSDP_TRY(check_opts(opts, err));
+    if (opts->size == 1)
+        return fsdp_ctl_self(ctl_out, err);
+    if (opts->rank == 0 && fcntl(*listener, F_SETFL, O_NONBLOCK) < 0)
+        return fsdp_fail_errno(err, errno, "fsdp_ctl_connect: cannot use the listener");
+    if (opts->rank == 0) {
+        spec.listener = *listener;
+        *listener = -1;
+    }
+    return fsdp_rendezvous(&spec, ctl_out, err);
+}
+
+fsdp_status fsdp_ctl_connect(const fsdp_connect_opts *opts, fsdp_ctl **ctl_out, fsdp_error *err)
+{
+    FSDP_NEED(err, opts, ctl_out);
+    fsdp_error local;
+    int deadline_ms = opts->deadline_ms > 0 ? opts->deadline_ms : FSDP_CTL_DEADLINE_MS;
+    int listener = opts->rank == 0 ? opts->listener : -1;
+    *ctl_out = NULL;
+    fsdp_status status = connect_given(opts, &listener, deadline_ms, ctl_out,
+                                       err ? err : memset(&local, 0, sizeof local));
+    fsdp_socket_close(&listener);
+    if (status == FSDP_OK)
+        fsdp_ctl_set_deadline(*ctl_out, deadline_ms);
+    return status;
 }

@@ -71,6 +71,10 @@ class fsdp_comm_view(Structure):
     pass
 
 
+class fsdp_connect_opts(Structure):
+    pass
+
+
 class fsdp_convert_note(Structure):
     pass
 
@@ -1019,6 +1023,14 @@ fsdp_diff_opts._fields_ = [
     ("visit", CFUNCTYPE(None, c_void_p, POINTER(fsdp_diff_item))),
     ("visit_context", c_void_p),
     ("watch", fsdp_watch)]
+fsdp_connect_opts._fields_ = [
+    ("rank", c_int),
+    ("size", c_int),
+    ("job", c_char_p),
+    ("listener", c_int),
+    ("host", c_char_p),
+    ("port", c_int),
+    ("deadline_ms", c_int)]
 fsdp_rank_main = CFUNCTYPE(c_int, c_void_p, c_void_p, c_int, POINTER(c_char_p))
 class fsdp_collective_kind(Enum):
     words = {"all_gather": 1, "reduce_scatter": 2, "all_reduce": 3, "broadcast": 4, "all_to_all": 5}
@@ -1463,6 +1475,7 @@ FUNCTIONS = {
     "fsdp_checkpoint_map": lambda: (c_int, [POINTER(c_void_p), POINTER(fsdp_map_opts), POINTER(fsdp_error)]),
     "fsdp_convert_option_at": lambda: (POINTER(fsdp_convert_option), [c_size_t]),
     "fsdp_checkpoint_diff": lambda: (c_int, [c_void_p, c_void_p, POINTER(fsdp_diff_opts), POINTER(fsdp_diff_summary), POINTER(fsdp_error)]),
+    "fsdp_ctl_connect": lambda: (c_int, [POINTER(fsdp_connect_opts), POINTER(c_void_p), POINTER(fsdp_error)]),
     "fsdp_world_rank": lambda: (c_int, [c_void_p]),
     "fsdp_world_size": lambda: (c_int, [c_void_p]),
     "fsdp_world_local_rank": lambda: (c_int, [c_void_p]),
