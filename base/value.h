@@ -53,7 +53,7 @@ enum { FSDP_VALUE_DEPTH = 1024 };    /* a little more than pickles nest */
  * empty.
  */
 enum { FSDP_PATH_NUMBER = 1 << 30, FSDP_PATH_TUPLE = 1 << 29, FSDP_PATH_WHOLE = INT32_MIN };
-enum { FSDP_PATH_DEFAULT_MOST = 4 };
+enum { FSDP_PATH_DEFAULT_MOST = 4 };  /* elements of fsdp_path_default at most */
 
 /* Returns a boolean. The four values made here own no memory, and need no release. */
 FSDP_API fsdp_value fsdp_value_bool(bool value);
@@ -87,10 +87,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_value_copy(const fsdp_value *from, fsdp_v
 FSDP_API bool fsdp_value_equal(const fsdp_value *a, const fsdp_value *b);
 
 /* Computes the nesting of a name that has none of its own: model.NAME, optim.state.NAME.KIND and
- * optim.param_groups.NAME.KIND are nested as PyTorch nests them, another name is one element. Returns the
- * number of elements. */
-FSDP_API size_t fsdp_path_default(const char *name, size_t size,
-                                  int32_t path_out[FSDP_PATH_DEFAULT_MOST]);
+ * optim.param_groups.NAME.KIND are nested as PyTorch nests them, another name is one element. path_out has
+ * capacity for FSDP_PATH_DEFAULT_MOST. Returns the number of elements. */
+FSDP_API size_t fsdp_path_default(const char *name, size_t size, int32_t *path_out);
 
 /* Frees the tree and leaves null. */
 FSDP_API void fsdp_value_release(fsdp_value *value);

@@ -99,9 +99,11 @@ static size_t optimizer_path(const char *name, size_t size, int32_t *path_out)
     return 1;
 }
 
-size_t fsdp_path_default(const char *name, size_t size, int32_t path_out[FSDP_PATH_DEFAULT_MOST])
+size_t fsdp_path_default(const char *name, size_t size, int32_t *path_out)
 {
     enum { WORD = 5 };
+    if (!name || !path_out)
+        return 0;
     path_out[0] = WORD;
     if (begins(name, size, "optim"))
         return 1 + optimizer_path(name + WORD + 1, size - WORD - 1, path_out + 1);

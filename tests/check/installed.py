@@ -1,6 +1,6 @@
-"""Checks that what is installed is used: each public function has a user in the product outside its own room,
-or in docs/examples, or a row of a table in docs/runtime.md whose first column is PyTorch's; and each member
-of a public struct of options is set there, or has such a row.
+"""Checks that what is installed is used: each public function has a user in the product outside its own room
+(the Python package included), or in docs/examples, or a row of a table in docs/runtime.md whose first column
+is PyTorch's; and each member of a public struct of options is set there, or has such a row.
 
 usage: installed.py REPOSITORY [--list]
 
@@ -24,6 +24,8 @@ FUNCTION = re.compile(r"\bFSDP_API\b[^;]*?\b(fsdp_\w+)\s*\(")
 OPTIONS = re.compile(r"\btypedef struct (fsdp_\w*opts)\s*\{(.*?)\}\s*\1\s*;", re.S)
 SET = re.compile(r"(?:\.|->)(\w+)(?=(?:\[[^\]]*\])?(?:\.\w+)?\s*=(?!=))"
                  r"|\bTYPED\(\s*,\s*\w+,\s*(?:\w+\.)?(\w+)")
+
+PYTHON_SET = re.compile(r"[(\s](\w+)=(?!=)")
 
 
 def code(path):
@@ -70,6 +72,7 @@ def rows():
 def users():
     """Every file of the product and of the examples, without comments and texts."""
     product = [path for folder in ROOMS for path in sources(ROOT / folder)]
+    product += (ROOT / "tools/python/fsdp").glob("*.py")
     files = [str(path.relative_to(ROOT)) for path in sorted([*product, *sources(ROOT / "docs/examples")])]
     return {path: code(path) for path in files}
 
@@ -94,6 +97,7 @@ def unused_functions(text):
 def unset_members(text):
     """Members of structs of options that nothing sets."""
     is_set = {name for path in text for found in SET.findall(text[path]) for name in found}
+    is_set |= {name for path in text if path.endswith(".py") for name in PYTHON_SET.findall(text[path])}
     total = 0
     for header in headers():
         for struct, body in OPTIONS.findall(text[header]):

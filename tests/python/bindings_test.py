@@ -1,5 +1,5 @@
-"""The C compiler agrees with fsdp._bindings: sizes of structs, offsets of members, numbers of enumerators, and the
-library has every function."""
+"""The C compiler agrees with fsdp._bindings: sizes of structs, offsets of members, numbers of enumerators,
+and the library has every function."""
 
 import ctypes
 import os
@@ -43,8 +43,10 @@ class Bindings(unittest.TestCase):
             source, binary = os.path.join(directory, "a.c"), os.path.join(directory, "a")
             with open(source, "w") as file:
                 file.writelines(program())
-            subprocess.run([os.environ["CC"], "-I", os.environ["FSDP_INCLUDE"], source, "-o", binary], check=True)
-            printed = subprocess.run([binary], check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+            subprocess.run([os.environ["CC"], "-I", os.environ["FSDP_INCLUDE"], source, "-o", binary],
+                           check=True)
+            printed = subprocess.run([binary], check=True, stdout=subprocess.PIPE,
+                                     text=True).stdout.splitlines()
         self.assertGreater(len(STRUCTS), 50)
         self.assertGreater(len(NUMBERS), 200)
         self.assertEqual(list(bound()), printed)

@@ -65,7 +65,8 @@ class Slices(unittest.TestCase):
         path = self.path("steps")
         fsdp.save({"w": array}, path)
         with fsdp.open(path) as checkpoint:
-            for index in (numpy.s_[::7], numpy.s_[::-7], numpy.s_[5::9, ::-3], numpy.s_[:0], numpy.s_[3:60:8, 100:4000:500]):
+            for index in (numpy.s_[::7], numpy.s_[::-7], numpy.s_[5::9, ::-3], numpy.s_[:0],
+                          numpy.s_[3:60:8, 100:4000:500]):
                 self.assertTrue(numpy.array_equal(checkpoint["w"][index], array[index]), index)
 
     def test_wrong_indexes_are_refused(self):
@@ -94,11 +95,17 @@ class Slices(unittest.TestCase):
         log = self.path("strace")
         code = (f"import os, fsdp, numpy\ntensor = fsdp.open({path!r})['w']\nos.access('/mark', 0)\n"
                 f"print(tensor[{rows}].nbytes)\nos.access('/mark', 0)")
-        size = subprocess.run(["strace", "-f", "-o", log, "-e", "trace=pread64,preadv,preadv2,read,access", sys.executable,
-                               "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout
+        size = subprocess.run([
+            "strace", "-f", "-o", log, "-e", "trace=pread64,preadv,preadv2,read,access", sys.executable, "-c",
+            code
+        ],
+                              check=True,
+                              stdout=subprocess.PIPE,
+                              text=True).stdout
         with open(log) as file:
             between = file.read().split('"/mark"')[1].splitlines()
-        return int(size), sum(int(line.rsplit("= ", 1)[1].split()[0]) for line in between if " = " in line and "read" in line)
+        return int(size), sum(
+            int(line.rsplit("= ", 1)[1].split()[0]) for line in between if " = " in line and "read" in line)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Whole checkpoints through Python: save, load, convert, verify, diff, ls, runs; progress, stops and Ctrl-C."""
+"""Whole checkpoints through Python: save, load, convert, verify, diff, ls, runs; progress, stops and
+Ctrl-C."""
 
 import glob
 import os
@@ -16,12 +17,23 @@ import numpy
 def states():
     w = numpy.arange(12, dtype="f4").reshape(3, 4)
     return {
-        "model": {"w": w, "tied": w, "layers": [{"b": numpy.ones(2, "i8")}, {"b": numpy.zeros((0, 3), "f8")}],
-                  "pair": (numpy.array(3.0), numpy.array([True, False]))},
-        "flat.name.with.dots": numpy.arange(3), "model.like.names": numpy.arange(2.0),
+        "model": {
+            "w": w, "tied": w, "layers": [{"b": numpy.ones(2, "i8")}, {"b": numpy.zeros((0, 3), "f8")}],
+            "pair": (numpy.array(3.0), numpy.array([True, False]))
+        },
+        "flat.name.with.dots": numpy.arange(3),
+        "model.like.names": numpy.arange(2.0),
         "optim": {"state": {0: {"step": 7, "m": numpy.arange(5.0)}}, "betas": (0.9, 0.95)},
-        "step": 3, "none": None, "text": "ä\0ö", "raw": b"\xff\0", "big": 1 << 70, "empty": {}, "complex": 1 + 2j,
-        "largest": (1 << 64) - 1, "flag": True, "deep": [1, [2, {"a": None}]],
+        "step": 3,
+        "none": None,
+        "text": "ä\0ö",
+        "raw": b"\xff\0",
+        "big": 1 << 70,
+        "empty": {},
+        "complex": 1 + 2j,
+        "largest": (1 << 64) - 1,
+        "flag": True,
+        "deep": [1, [2, {"a": None}]],
     }
 
 
@@ -69,7 +81,10 @@ class Tasks(Case):
 
     def test_views_are_saved_as_they_look(self):
         w = numpy.arange(24, dtype="f4").reshape(4, 6)
-        state = {"t": w.T, "s": w[::2, ::3], "r": w[::-1], "big-endian": w.astype(">f4"), "scalar": numpy.float32(2.5)}
+        state = {
+            "t": w.T, "s": w[::2, ::3], "r": w[::-1], "big-endian": w.astype(">f4"),
+            "scalar": numpy.float32(2.5)
+        }
         fsdp.save(state, self.path("a"))
         loaded = fsdp.load(self.path("a"))
         for name in ("t", "s", "r"):
@@ -92,8 +107,8 @@ class Tasks(Case):
             fsdp.load(self.path("a"), into={"model": {"w": given.T}}, partial=True)
 
     def test_nothing_remains_of_a_refused_save(self):
-        for bad in ({"a": object()}, {"a": {1.5: numpy.ones(1)}}, {"a": numpy.array(["text"])}, [numpy.ones(1)],
-                    {"a": numpy.array([1, "x"], object)}):
+        for bad in ({"a": object()}, {"a": {1.5: numpy.ones(1)}}, {"a": numpy.array(["text"])},
+                    [numpy.ones(1)], {"a": numpy.array([1, "x"], object)}):
             with self.assertRaises(ValueError):
                 fsdp.save(bad, self.path("a"))
         self.assertEqual(os.listdir(self.directory.name), [])
@@ -113,8 +128,13 @@ class Tasks(Case):
         found = {item.name: item for item in fsdp.diff(self.path("a"), self.path("b"))}
         self.assertEqual(found["model.w"].differing, 3)
         self.assertEqual((found["model.w"].why, found["model.w"].max_abs), ("data", 1.0))
-        fsdp.convert(self.path("a"), self.path("c"), to="fsdp", mesh={"dp": 2, "tp": 2}, drop=["values", "^optim"],
-                     rename="s/^model[.]/m./", dtype_for=["[.]w$=bf16"])
+        fsdp.convert(self.path("a"),
+                     self.path("c"),
+                     to="fsdp",
+                     mesh={"dp": 2, "tp": 2},
+                     drop=["values", "^optim"],
+                     rename="s/^model[.]/m./",
+                     dtype_for=["[.]w$=bf16"])
         with fsdp.open(self.path("c"), framework="array") as checkpoint:
             self.assertEqual(checkpoint.layout("m.w").mesh, {"dp": 2, "tp": 2})
             self.assertEqual(checkpoint.layout("m.w").placements, ("shard(0)", "shard(0)"))
@@ -161,7 +181,9 @@ class Tasks(Case):
 class Running(Case):
     def test_progress_counts_up_to_the_total(self):
         seen = []
-        fsdp.save({"x": numpy.zeros(32 << 20, "u1")}, self.path("a"), progress=lambda *step: seen.append(step))
+        fsdp.save({"x": numpy.zeros(32 << 20, "u1")},
+                  self.path("a"),
+                  progress=lambda *step: seen.append(step))
         self.assertEqual(seen[-1][0], seen[-1][1])
         self.assertEqual(sorted(step[0] for step in seen), [step[0] for step in seen])
 
@@ -177,13 +199,15 @@ class Running(Case):
         self.assertEqual(os.listdir(self.directory.name), [])
 
     def test_ctrl_c(self):
-        """A program that saves over and over is interrupted: it ends with KeyboardInterrupt, and loads what it has."""
+        """A program that saves over and over is interrupted: it ends with KeyboardInterrupt, and loads what
+        it has."""
         code = ("import fsdp, numpy, sys\nx = numpy.zeros(64 << 20, 'u1')\nprint('ready', flush=True)\n"
                 "try:\n    while True: fsdp.save({'x': x}, sys.argv[1], overwrite=True)\n"
                 "except KeyboardInterrupt: print('stopped', bool(fsdp.verify(sys.argv[1])))")
         for delay in (0.3, 0.37, 0.45):
             with self.subTest(delay):
-                child = subprocess.Popen([sys.executable, "-c", code, self.path("a")], stdout=subprocess.PIPE, text=True)
+                child = subprocess.Popen(
+                    [sys.executable, "-c", code, self.path("a")], stdout=subprocess.PIPE, text=True)
                 self.assertEqual(child.stdout.readline(), "ready\n")
                 threading.Timer(delay, child.send_signal, [signal.SIGINT]).start()
                 self.assertEqual(child.communicate(timeout=60)[0], "stopped True\n")
@@ -225,7 +249,8 @@ class Running(Case):
             for thread in threads:
                 thread.join()
             self.assertEqual(len(outcomes), 3)
-            self.assertTrue(all(outcome == 64 << 20 or "is closed" in str(outcome) for outcome in outcomes), outcomes)
+            self.assertTrue(all(outcome == 64 << 20 or "is closed" in str(outcome) for outcome in outcomes),
+                            outcomes)
 
     def test_prefetch(self):
         state = {f"w{i}": numpy.full(1 << 20, i, "u1") for i in range(20)}

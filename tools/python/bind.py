@@ -1,29 +1,43 @@
-"""Writes the Python module of the C interface: the structs, enums and functions of the public headers as ctypes.
+"""Writes the Python module of the C interface: the structs, enums and functions of the public headers as
+ctypes.
 
 usage: bind.py VERSION HEADER... >fsdp/_bindings.py
 
 The headers are the only place where the interface is written down. They are regular C without macros in
-declarations, so that a parser of declarations is enough; anything that it does not know is an error of the build.
-Enums become subclasses of Enum with their words, structs ctypes.Structure, typedefs of functions CFUNCTYPE, and
-functions entries of FUNCTIONS, whose types are made at the first call. Functions with variable arguments and
-static inline ones are left out. tests/python/layout_test.py compares sizes, offsets and numbers with the C compiler's.
-"""
+declarations, so that a parser of declarations is enough; anything that it does not know is an error of the
+build. Enums become subclasses of Enum with their words, structs ctypes.Structure, typedefs of functions
+CFUNCTYPE, and functions entries of FUNCTIONS, whose types are made at the first call. Functions with variable
+arguments and static inline ones are left out. tests/python/bindings_test.py compares sizes, offsets and
+numbers with the C compiler's."""
 
 import re
 import sys
 from os.path import commonprefix
 
 SCALARS = {
-    "bool": "c_bool", "char": "c_char", "int": "c_int", "unsigned": "c_uint", "float": "c_float", "double": "c_double",
-    "size_t": "c_size_t", "int8_t": "c_int8", "uint8_t": "c_uint8", "int16_t": "c_int16", "uint16_t": "c_uint16",
-    "int32_t": "c_int32", "uint32_t": "c_uint32", "int64_t": "c_int64", "uint64_t": "c_uint64",
+    "bool": "c_bool",
+    "char": "c_char",
+    "int": "c_int",
+    "unsigned": "c_uint",
+    "float": "c_float",
+    "double": "c_double",
+    "size_t": "c_size_t",
+    "int8_t": "c_int8",
+    "uint8_t": "c_uint8",
+    "int16_t": "c_int16",
+    "uint16_t": "c_uint16",
+    "int32_t": "c_int32",
+    "uint32_t": "c_uint32",
+    "int64_t": "c_int64",
+    "uint64_t": "c_uint64",
 }
 TOKEN = re.compile(r"[A-Za-z_]\w*|0[xX][0-9a-fA-F]+|\d+|<<|\.\.\.|[^\s]")
 
-HEAD = '''"""The C interface of fsdp {version}: made by bind.py from its public headers; not edited by hand."""
+HEAD = '''"""The C interface of fsdp {version}, made of its public headers by bind.py."""
 
-from ctypes import (CFUNCTYPE, POINTER, Structure, Union, c_bool, c_char, c_char_p, c_double, c_float, c_int, c_int8,
-                    c_int16, c_int32, c_int64, c_size_t, c_uint, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p)
+from ctypes import (CFUNCTYPE, POINTER, Structure, Union, c_bool, c_char, c_char_p, c_double, c_float, c_int,
+                    c_int8, c_int16, c_int32, c_int64, c_size_t, c_uint, c_uint8, c_uint16, c_uint32,
+                    c_uint64, c_void_p)
 
 VERSION = "{version}"
 
@@ -60,7 +74,8 @@ class Parser:
     def take(self, expected=None):
         token = self.peek()
         if expected and token != expected:
-            raise SystemExit(f"bind.py: expected '{expected}' before: {' '.join(self.tokens[self.at:self.at + 12])}")
+            raise SystemExit(
+                f"bind.py: expected '{expected}' before: {' '.join(self.tokens[self.at:self.at + 12])}")
         self.at += 1
         return token
 
@@ -80,7 +95,8 @@ class Parser:
         words = []
         while self.peek() not in ends:
             words.append(self.take())
-        return eval(" ".join(words), {"__builtins__": {}}, self.module.numbers)  # numbers and enumerators only
+        return eval(" ".join(words), {"__builtins__": {}},
+                    self.module.numbers)  # numbers and enumerators only
 
     # --- types ---
 

@@ -9,10 +9,10 @@ The work is done by the C library in this package; fsdp.torch has the parts for 
 
 from ._bindings import VERSION as __version__
 from ._checkpoint import Box, Checkpoint, Layout, Slice
-from ._library import (CancelledError, DamagedError, Error, ExistsError, InputOutputError, InternalError, LimitError,
-                       NoSpaceError, NotFoundError, PeerError, RefusedError, UsageError)
-from ._tasks import (Difference, Differences, Entry, Finding, Plan, Report, Run, convert, diff, load, ls, plan, save,
-                     verify)
+from ._library import (CancelledError, DamagedError, Error, ExistsError, InputOutputError, InternalError,
+                       LimitError, NoSpaceError, NotFoundError, PeerError, RefusedError, UsageError)
+from ._tasks import (Difference, Differences, Entry, Finding, Plan, Report, Run, convert, diff, load, ls,
+                     plan, save, verify)
 
 def open(path, **options):
     return Checkpoint(path, **options)
@@ -22,7 +22,7 @@ def safe_open(path, framework=None, device="cpu", **options):
     return Checkpoint(path, framework=framework, device=device, **options)
 
 
-for _public in (Box, CancelledError, Checkpoint, DamagedError, Difference, Differences, Entry, Error, ExistsError, Finding,
-                InputOutputError, InternalError, Layout, LimitError, NoSpaceError, NotFoundError, PeerError, Plan,
-                RefusedError, Report, Run, Slice, UsageError):
+for _public in (Box, CancelledError, Checkpoint, DamagedError, Difference, Differences, Entry, Error,
+                ExistsError, Finding, InputOutputError, InternalError, Layout, LimitError, NoSpaceError,
+                NotFoundError, PeerError, Plan, RefusedError, Report, Run, Slice, UsageError):
     _public.__module__ = __name__  # tracebacks and pickles name what users import

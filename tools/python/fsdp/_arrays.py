@@ -1,8 +1,8 @@
 """Memory of tensors: dtypes of the library as those of numpy and torch, and arrays of each.
 
-`new(framework, info, shape)` makes an empty array that the library fills through `address`. The framework "array"
-needs no package: its Array has a memoryview, and hands its memory to numpy, torch and every other consumer of DLPack.
-"""
+`new(framework, info, shape)` makes an empty array that the library fills through `address`. The framework
+"array" needs no package: its Array has a memoryview, and hands its memory to numpy, torch and every other
+consumer of DLPack."""
 
 import ctypes
 import importlib
@@ -12,10 +12,14 @@ from typing import NamedTuple
 from . import _bindings as c
 from ._library import UsageError, lib
 
-FORMATS = {"f64": "d", "f32": "f", "f16": "e", "i64": "q", "i32": "i", "i16": "h", "i8": "b", "u64": "Q", "u32": "I",
-           "u16": "H", "u8": "B", "bool": "?"}
-ML_DTYPES = {"bf16": "bfloat16", "f8_e4m3fn": "float8_e4m3fn", "f8_e5m2": "float8_e5m2",
-             "f8_e4m3fnuz": "float8_e4m3fnuz", "f8_e5m2fnuz": "float8_e5m2fnuz", "f8_e8m0fnu": "float8_e8m0fnu"}
+FORMATS = {
+    "f64": "d", "f32": "f", "f16": "e", "i64": "q", "i32": "i", "i16": "h", "i8": "b", "u64": "Q", "u32": "I",
+    "u16": "H", "u8": "B", "bool": "?"
+}
+ML_DTYPES = {
+    "bf16": "bfloat16", "f8_e4m3fn": "float8_e4m3fn", "f8_e5m2": "float8_e5m2",
+    "f8_e4m3fnuz": "float8_e4m3fnuz", "f8_e5m2fnuz": "float8_e5m2fnuz", "f8_e8m0fnu": "float8_e8m0fnu"
+}
 # DLPack's codes of types: signed, unsigned, floating, bfloat, complex, bool, and those of eight bits.
 DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "bf16": 4, "c": 5, "bool": 6, "f8_e4m3fn": 10, "f8_e4m3fnuz": 11,
                 "f8_e5m2": 12, "f8_e5m2fnuz": 13, "f8_e8m0fnu": 14}
@@ -143,13 +147,14 @@ class Array:
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         name = self.dtype
-        code = DLPACK_CODES.get(name, DLPACK_CODES.get(name[0] if name[0] in "iufc" and name[1:].isdigit() else ""))
+        code = DLPACK_CODES.get(name,
+                                DLPACK_CODES.get(name[0] if name[0] in "iufc" and name[1:].isdigit() else ""))
         if code is None:
             raise BufferError(f"DLPack has no type for {name}")
         lengths = (ctypes.c_int64 * len(self.shape))(*self.shape)
         managed = _Managed()
-        managed.tensor = _Tensor(self._address, _Device(1, 0), len(self.shape), _Type(code, self._dtype.size * 8, 1),
-                                 lengths, None, 0)
+        managed.tensor = _Tensor(self._address, _Device(1, 0), len(self.shape),
+                                 _Type(code, self._dtype.size * 8, 1), lengths, None, 0)
         managed.deleter = _delete
         _lent[ctypes.addressof(managed)] = managed, lengths, self._buffer
         make = ctypes.pythonapi.PyCapsule_New
@@ -165,7 +170,7 @@ class Array:
         return f"Array(shape={self.shape}, dtype={self.dtype})"
 
 
-# --- frameworks -------------------------------------------------------------------------------------
+# --- frameworks -----------------------------------------------------------------------------------
 
 def numpy_dtype(dtype):
     import numpy
@@ -208,7 +213,9 @@ def default_framework():
     return "array"
 
 
-FRAMEWORKS = {"pt": "torch", "pytorch": "torch", "torch": "torch", "np": "numpy", "numpy": "numpy", "array": "array"}
+FRAMEWORKS = {
+    "pt": "torch", "pytorch": "torch", "torch": "torch", "np": "numpy", "numpy": "numpy", "array": "array"
+}
 
 
 def framework_named(name):
@@ -244,7 +251,8 @@ def address(array):
 
 
 def describe(array):
-    """The dtype, shape and row-major memory of an array of any kind, which the last one keeps; None: not an array."""
+    """The dtype, shape and row-major memory of an array of any kind, which the last one keeps; None: not an
+    array."""
     if isinstance(array, Array):
         return array._dtype, array.shape, array
     if hasattr(array, "data_ptr") and hasattr(array, "is_contiguous"):
@@ -255,6 +263,7 @@ def describe(array):
     if hasattr(array, "__array_interface__"):
         import numpy
         kept = numpy.asarray(array)
-        kept = numpy.ascontiguousarray(kept.astype(kept.dtype.newbyteorder("="), copy=False)).reshape(kept.shape)
+        kept = numpy.ascontiguousarray(kept.astype(kept.dtype.newbyteorder("="),
+                                                   copy=False)).reshape(kept.shape)
         return dtype_named(kept.dtype.name), kept.shape, kept
     return None

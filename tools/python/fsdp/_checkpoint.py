@@ -1,8 +1,7 @@
 """An opened checkpoint of any format: names, tensors, slices of tensors, values, metadata, layouts.
 
-Checkpoint.get_tensor and Slice read boxes of tensors by fsdp_checkpoint_read, which finds their bytes in whatever files
-hold them. A slice reads the bytes that it needs, and no others.
-"""
+Checkpoint.get_tensor and Slice read boxes of tensors by fsdp_checkpoint_read, which finds their bytes in
+whatever files hold them. A slice reads the bytes that it needs, and no others."""
 
 import ctypes
 import json
@@ -19,7 +18,7 @@ from ._library import UsageError, call, lib
 from ._options import open_options
 from ._values import keys_of, name_of, raw_of, text_of, to_python
 
-GAP_BYTES = 4096        # elements that a step skips are read and dropped if they are fewer bytes than this ...
+GAP_BYTES = 4096  # elements that a step skips are read and dropped if they are fewer bytes than this ...
 PIECE_BYTES = 64 << 20  # ... in pieces of at most this size
 PREFETCH_BYTES = 1 << 30
 PREFETCH_THREADS = 2
@@ -33,15 +32,15 @@ class Box(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a tensor is stored. `mesh` has the sizes of the mesh dims by name and `placements` one text per mesh dim, both
-    empty where there is no mesh."""
+    """How a tensor is stored. `mesh` has the sizes of the mesh dims by name and `placements` one text per
+    mesh dim, both empty where there is no mesh."""
     mesh: dict
     placements: tuple
     boxes: tuple
 
 
 class Slice:
-    """A tensor that is read when it is indexed, as numpy's array is: integers, slices with steps, an ellipsis."""
+    """A tensor that is read when it is indexed: by integers, slices with steps, an ellipsis."""
 
     def __init__(self, checkpoint, index, entry):
         self._checkpoint, self._index = checkpoint, index
@@ -73,10 +72,10 @@ class Slice:
         return f"Slice(shape={self.shape}, dtype={self.dtype})"
 
 
-# --- indexes ----------------------------------------------------------------------------------------
+# --- indexes --------------------------------------------------------------------------------------
 
 class _Range(NamedTuple):
-    """Elements of one dim: the first, their number, and the step between them; an integer index drops the dim."""
+    """Elements of one dim: the first, their number, their step. An integer index drops the dim."""
     first: int
     length: int
     step: int
@@ -88,7 +87,8 @@ def _range(index, length, dim):
         first, end, step = index.indices(length)
         return _Range(first, len(range(first, end, step)), step, False)
     if isinstance(index, bool) or not hasattr(index, "__index__"):
-        raise TypeError(f"index {index!r} of dim {dim}: use integers, slices and ...; read the tensor for others")
+        raise TypeError(
+            f"index {index!r} of dim {dim}: use integers, slices and ...; read the tensor for others")
     number = index.__index__()
     if not -length <= number < length:
         raise IndexError(f"index {number} is out of bounds for dim {dim} with {length} elements")
@@ -128,13 +128,22 @@ def _halves(ranges, dim):
         yield ranges[:dim] + [part] + ranges[dim + 1:]
 
 
-# --- the checkpoint ---------------------------------------------------------------------------------
+# --- the checkpoint -------------------------------------------------------------------------------
 
 class Checkpoint:
     """An opened checkpoint, as fsdp.open returns it. Several threads may read from it at once."""
 
-    def __init__(self, path, *, framework=None, device="cpu", dequantize=False, map=None, verify=None, **options):
-        self._framework, self._device, self._verify = framework and arrays.framework_named(framework), device, verify
+    def __init__(self,
+                 path,
+                 *,
+                 framework=None,
+                 device="cpu",
+                 dequantize=False,
+                 map=None,
+                 verify=None,
+                 **options):
+        self._framework, self._device, self._verify = framework and arrays.framework_named(
+            framework), device, verify
         if device != "cpu" and self._framework is None:
             self._framework = "torch"
         if device != "cpu" and self._framework != "torch":
@@ -263,7 +272,8 @@ class Checkpoint:
     def metadata(self):
         """The texts next to the tensors, as safetensors keeps them: {key: text}."""
         with self._opened() as handle:
-            text = lib.fsdp_checkpoint_extra(handle, b"metadata") or lib.fsdp_checkpoint_extra(handle, b"carried")
+            text = lib.fsdp_checkpoint_extra(handle, b"metadata") or lib.fsdp_checkpoint_extra(
+                handle, b"carried")
             return json.loads(text) if text else {}
 
     def missing(self):
@@ -301,12 +311,14 @@ class Checkpoint:
         for rank in range(max(self.world, 1)):
             boxes = lib.fsdp_layout_box_count(ctypes.byref(entry.layout), entry.ndim, entry.shape, rank)
             for i in range(boxes):
-                lib.fsdp_layout_box_at(ctypes.byref(entry.layout), entry.ndim, entry.shape, rank, i, ctypes.byref(box))
+                lib.fsdp_layout_box_at(ctypes.byref(entry.layout), entry.ndim, entry.shape, rank, i,
+                                       ctypes.byref(box))
                 yield Box(rank, tuple(box.lo[:box.ndim]), tuple(box.len[:box.ndim]))
 
     def _stored_boxes(self, index):
         box, file, number, names = c.fsdp_box(), ctypes.c_int(), 0, list(self.files())
-        while lib.fsdp_checkpoint_stored_box_at(self._handle, index, number, ctypes.byref(box), ctypes.byref(file)):
+        while lib.fsdp_checkpoint_stored_box_at(self._handle, index, number, ctypes.byref(box),
+                                                ctypes.byref(file)):
             holder = names[file.value] if 0 <= file.value < len(names) else ""
             yield Box(holder, tuple(box.lo[:box.ndim]), tuple(box.len[:box.ndim]))
             number += 1
@@ -334,8 +346,8 @@ class Checkpoint:
         return {name: self.get_tensor(name) for name in (self.keys() if names is None else names)}
 
     def prefetch(self, plan, memory=PREFETCH_BYTES):
-        """Reads the named tensors in the background, in this order, within `memory` bytes that get_tensor has not taken
-        yet. get_tensor of a tensor that is under way waits for it."""
+        """Reads the named tensors in the background, in this order, within `memory` bytes that get_tensor has
+        not taken yet. get_tensor of a tensor that is under way waits for it."""
         if self._pool is None:
             self._pool = _Prefetch(self, memory)
         self._pool.add(plan)
@@ -344,17 +356,23 @@ class Checkpoint:
         """Reads elements of a tensor, one range per dim."""
         framework = self._framework = self._framework or arrays.default_framework()
         if arrays.is_blocks(tensor._dtype) and ranges and ranges[-1].step != 1:
-            raise UsageError("a quantized tensor cannot be read with a step in its last dim; open the checkpoint with "
-                             "dequantize=True", c.FSDP_ERR_USAGE)
-        whole = all(r.length == length and r.step == 1 and not r.drops for r, length in zip(ranges, tensor.shape))
-        array = self._read_box(framework, tensor, ranges, verify=whole if self._verify is None else self._verify)
+            raise UsageError(
+                "a quantized tensor cannot be read with a step in its last dim; open the checkpoint with "
+                "dequantize=True", c.FSDP_ERR_USAGE)
+        whole = all(r.length == length and r.step == 1 and not r.drops
+                    for r, length in zip(ranges, tensor.shape))
+        array = self._read_box(framework,
+                               tensor,
+                               ranges,
+                               verify=whole if self._verify is None else self._verify)
         shape = [r.length for r in ranges if not r.drops]
         dtype = tensor._dtype
         if arrays.is_blocks(dtype) and shape and not ranges[-1].drops:
             shape[-1] *= dtype.size
         elif arrays.is_blocks(dtype):
             shape.append(dtype.size)
-        array = array.reshape(shape) if framework != "array" else arrays.Array(array._dtype, shape, array._buffer)
+        array = array.reshape(shape) if framework != "array" else arrays.Array(
+            array._dtype, shape, array._buffer)
         return array.to(self._device) if self._device != "cpu" else array
 
     def _read_box(self, framework, tensor, ranges, verify):
@@ -363,7 +381,8 @@ class Checkpoint:
         if stepped is None and all(r.step > 0 or r.length <= 1 for r in ranges):
             return self._read_plain(framework, tensor, _box(ranges), verify)
         if framework == "array":
-            raise UsageError("framework='array' reads slices without steps; use numpy or torch", c.FSDP_ERR_USAGE)
+            raise UsageError("framework='array' reads slices without steps; use numpy or torch",
+                             c.FSDP_ERR_USAGE)
         box = _box(ranges)
         if stepped is not None:
             item, size = ranges[stepped], tensor._dtype.size
@@ -383,7 +402,8 @@ class Checkpoint:
         check = c.FSDP_CHECK_BLOCKS if verify else c.FSDP_CHECK_OFF
         with self._opened() as handle:
             if lib.fsdp_box_count(ctypes.byref(box)):
-                call(lib.fsdp_checkpoint_read, handle, tensor._index, ctypes.byref(box), arrays.address(array), check)
+                call(lib.fsdp_checkpoint_read, handle, tensor._index, ctypes.byref(box),
+                     arrays.address(array), check)
         return array
 
     # --- for people ---
@@ -404,14 +424,19 @@ class Checkpoint:
                 if len(rows) == most:
                     left += 1
                     continue
-                tensor = entry if entry.kind.value == c.FSDP_ENTRY_TENSOR else lib.fsdp_sd_at(self._sd, entry.target)[0]
+                tensor = entry if entry.kind.value == c.FSDP_ENTRY_TENSOR else lib.fsdp_sd_at(
+                    self._sd, entry.target)[0]
                 shape = " × ".join(map(str, tensor.shape[:tensor.ndim])) or "scalar"
                 size = _bytes(lib.fsdp_entry_bytes(ctypes.byref(tensor)))
-                rows.append(f"<tr><td>{escape(name_of(entry))}</td><td>{arrays.dtype_of(tensor.dtype.value).name}</td>"
-                            f"<td>{shape}</td><td>{size}</td></tr>")
+                rows.append(
+                    f"<tr><td>{escape(name_of(entry))}</td>"
+                    f"<td>{arrays.dtype_of(tensor.dtype.value).name}</td>"
+                    f"<td>{shape}</td><td>{size}</td></tr>")
             more = f"<caption style='caption-side: bottom'>and {left} more</caption>" if left else ""
-            return (f"<p>{escape(repr(self)[1:-1])}</p><table><thead><tr><th>tensor</th><th>dtype</th><th>shape</th>"
-                    f"<th>bytes</th></tr></thead><tbody>{''.join(rows)}</tbody>{more}</table>")
+            return (
+                f"<p>{escape(repr(self)[1:-1])}</p>"
+                f"<table><thead><tr><th>tensor</th><th>dtype</th><th>shape</th>"
+                f"<th>bytes</th></tr></thead><tbody>{''.join(rows)}</tbody>{more}</table>")
 
 
 class _Prefetch:

@@ -1,4 +1,5 @@
-"""The loaded library: finds libfsdp, gives its functions their types, and turns its errors into exceptions."""
+"""The loaded library: finds libfsdp, gives its functions their types, and turns its errors into
+exceptions."""
 
 import ctypes
 import os
@@ -7,7 +8,7 @@ from . import _bindings as c
 
 
 class Error(Exception):
-    """An error of the library: its text, `status` (also the exit code of a tool), and the rank that failed."""
+    """An error of the library: its text, its status (the exit code of a tool), the rank that failed."""
 
     def __init__(self, text, status=0, rank=0):
         super().__init__(text)
@@ -88,7 +89,8 @@ class Library:
         try:
             self._library = ctypes.CDLL(path)
         except OSError as error:
-            raise ImportError(f"cannot load libfsdp: {error}; reinstall the package, or set FSDP_LIBRARY") from None
+            raise ImportError(
+                f"cannot load libfsdp: {error}; reinstall the package, or set FSDP_LIBRARY") from None
         found = self.fsdp_version().decode()
         if found != c.VERSION:
             raise ImportError(f"'{path}' is version {found} of libfsdp, and this module needs {c.VERSION}")

@@ -1,9 +1,8 @@
 """Keyword options as the library's structs.
 
-An option has the name of a member, and its type decides what it takes: bool, int, float, text or path, an enumerator by
-its word, a list of texts. Options of conversions come from the library's own table (fsdp_convert_option_at), as those of
-the command line do: `shard_dim` is --shard-dim.
-"""
+An option has the name of a member, and its type decides what it takes: bool, int, float, text or path, an
+enumerator by its word, a list of texts. Options of conversions come from the library's own table
+(fsdp_convert_option_at), as those of the command line do: `shard_dim` is --shard-dim."""
 
 import ctypes
 import os
@@ -56,7 +55,7 @@ def word(name, value, words):
     raise usage(f"option '{name}' is {value!r}, which is not one of: {', '.join(words)}")
 
 
-# --- structs ------------------------------------------------------------------------------------------
+# --- structs --------------------------------------------------------------------------------------
 
 def fill(struct, options, names, what):
     """Sets members of a struct from options; pops those that it takes."""
@@ -104,10 +103,10 @@ def from_struct(struct, options, names, what):
     return struct
 
 
-# --- the table of conversions ---------------------------------------------------------------------------
+# --- the table of conversions ---------------------------------------------------------------------
 
 def convert_table():
-    """The rows of the table of options by their names in Python: those of the command line, or else of plans."""
+    """The rows of the table of options by their names in Python: those of the command line, else of plans."""
     rows, i = {}, 0
     while row := lib.fsdp_convert_option_at(i):
         name = (row[0].name or row[0].member).decode().replace("-", "_")
@@ -185,5 +184,6 @@ def convert_options(options, opts):
         fill(struct, {name: options.pop(name) for name in names if name in options}, names, "convert")
     for name in options:
         if name not in rows:
-            raise _unknown(name, [*rows, *ACCESS, "as_stored", "whole", "threads", "memory", "direct"], "convert")
+            raise _unknown(name, [*rows, *ACCESS, "as_stored", "whole", "threads", "memory", "direct"],
+                           "convert")
     return kept

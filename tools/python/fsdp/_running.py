@@ -1,8 +1,7 @@
 """Long calls: progress, Ctrl-C, and the library's notes.
 
-A call of the library runs in a thread of its own while the main thread waits for it, because Python delivers Ctrl-C to
-the main thread, and only while that runs Python code.
-"""
+A call of the library runs in a thread of its own while the main thread waits for it, because Python delivers
+Ctrl-C to the main thread, and only while that runs Python code."""
 
 import logging
 import sys
@@ -41,7 +40,7 @@ class Watch:
         log.warning("%s", text.decode("utf-8", "replace"))
 
     def run(self, work):
-        """Runs work() and returns its result. An exception of the progress callback stops it and is raised."""
+        """Runs work(). An exception of the progress callback stops it and is raised."""
         try:
             if threading.current_thread() is not threading.main_thread():
                 return work()

@@ -8,25 +8,27 @@ from . import _arrays as arrays
 from . import _bindings as c
 from . import _options as options_of
 from ._checkpoint import Checkpoint
+from ._control import Control
 from ._library import UsageError, answer, call, lib
 from ._running import Watch, shown
 from ._values import fill, keys_of, name_of, nest, path_of, raw_of, text_of, to_python
 
-SAVE = ("kind", "owners", "compress", "level", "skip_fsync", "skip_view", "rank0_writes", "overwrite", "threads",
-        "memory")
+SAVE = ("kind", "owners", "compress", "level", "skip_fsync", "skip_view", "rank0_writes", "overwrite",
+        "threads", "memory")
 LOAD = ("check", "partial", "cast", "include", "exclude", "threads", "memory")
 VERIFY = ("level", "digests", "repair", "variant", "threads", "memory")
 DIFF = ("atol", "rtol", "ulp", "keys_only", "include", "exclude", "threads", "memory")
 RETAIN = ("keep_last", "keep_every")
 
 
-# --- state dicts --------------------------------------------------------------------------------------
+# --- state dicts ----------------------------------------------------------------------------------
 
 def flatten(state, keys=()):
-    """Yields (keys, item) for each array and value of nested dicts, lists and tuples that hold arrays; a list or dict
-    without arrays is one value."""
+    """Yields (keys, item) for each array and value of nested dicts, lists and tuples that hold arrays; a list
+    or dict without arrays is one value."""
     if not keys and not isinstance(state, dict):
-        raise UsageError(f"a state is a dict of arrays and values, not a {type(state).__name__}", c.FSDP_ERR_USAGE)
+        raise UsageError(f"a state is a dict of arrays and values, not a {type(state).__name__}",
+                         c.FSDP_ERR_USAGE)
     if isinstance(state, dict):
         items = [((key, dict), item) for key, item in state.items()]
     else:
@@ -82,7 +84,8 @@ class State:
         self._kept.append(kept)
         address = arrays.address(kept)
         where = (address, dtype, shape)
-        if arrays.count(shape) and kept is not None and memory.get(where) is not None and kept_is_own(item, kept):
+        if arrays.count(shape) and kept is not None and memory.get(where) is not None and kept_is_own(
+                item, kept):
             first = memory[where]
             call(lib.fsdp_sd_add_alias, self.handle, raw, len(raw), first, len(first))
             return
@@ -111,19 +114,7 @@ def kept_is_own(item, kept):
     return item is kept or getattr(item, "ctypes", None) is not None and item.ctypes.data == kept.ctypes.data
 
 
-class Control:
-    """The control plane of one process."""
-
-    def __init__(self):
-        self.handle = ctypes.c_void_p()
-        call(lib.fsdp_ctl_self, ctypes.byref(self.handle))
-
-    def __del__(self):
-        if self.handle:
-            lib.fsdp_ctl_free(self.handle)
-
-
-# --- save and load --------------------------------------------------------------------------------------
+# --- save and load --------------------------------------------------------------------------------
 
 def save(state, path, *, step=None, progress=None, **options):
     """Saves a dict of arrays and values as a checkpoint, which appears whole or not at all."""
@@ -205,13 +196,15 @@ def load(path, into=None, *, framework=None, device="cpu", flat=False, progress=
         if into is not None:
             return _load_into(into, path, opts, watch)
         handle = ctypes.c_void_p()
-        watch.run(lambda: call(lib.fsdp_load_full, os.fsencode(path), ctypes.byref(opts), ctypes.byref(handle)))
+        watch.run(
+            lambda: call(lib.fsdp_load_full, os.fsencode(path), ctypes.byref(opts), ctypes.byref(handle)))
     owner = _Loaded(handle)
     framework = arrays.framework_named("torch" if device != "cpu" and framework is None else framework)
     entries = []
     for index in range(lib.fsdp_sd_count(handle)):
         entry = lib.fsdp_sd_at(handle, index)[0]
-        item = to_python(entry.value) if entry.kind.value == c.FSDP_ENTRY_VALUE else _array(owner, framework, entry)
+        item = to_python(entry.value) if entry.kind.value == c.FSDP_ENTRY_VALUE else _array(
+            owner, framework, entry)
         item = item.to(device) if device != "cpu" and is_array(item) else item
         entries.append((keys_of(entry) if not flat else [(name_of(entry), dict)], item))
     return nest(entries)
@@ -235,9 +228,11 @@ def _load_into(state, path, opts, watch):
     held, control = State(items), Control()
     for (_, item), kept in zip([pair for pair in items if is_array(pair[1])], held._kept):
         if not kept_is_own(item, kept) or getattr(getattr(item, "flags", None), "writeable", True) is False:
-            raise UsageError("load(into=) needs arrays that are row-major, writable and in this computer's memory",
-                             c.FSDP_ERR_USAGE)
-    watch.run(lambda: call(lib.fsdp_sd_load, held.handle, control.handle, os.fsencode(path), ctypes.byref(opts)))
+            raise UsageError(
+                "load(into=) needs arrays that are row-major, writable and in this computer's memory",
+                c.FSDP_ERR_USAGE)
+    watch.run(
+        lambda: call(lib.fsdp_sd_load, held.handle, control.handle, os.fsencode(path), ctypes.byref(opts)))
     for index, (keys, item) in enumerate(items):
         entry = lib.fsdp_sd_at(held.handle, index)[0]
         if entry.kind.value == c.FSDP_ENTRY_VALUE:
@@ -249,7 +244,7 @@ def _load_into(state, path, opts, watch):
     return state
 
 
-# --- conversions ------------------------------------------------------------------------------------------
+# --- conversions ----------------------------------------------------------------------------------
 
 class Plan(NamedTuple):
     """What a conversion does: its numbers, and sentences about what a user may not expect."""
@@ -263,13 +258,15 @@ class Plan(NamedTuple):
 class _Conversion:
     def __init__(self, source, target, options, watch):
         opts = self._opts = c.fsdp_convert_opts()
-        self._paths = os.fsencode(source), os.fsencode(target)  # the conversion borrows them, and the options' texts
+        self._paths = os.fsencode(source), os.fsencode(
+            target)  # the conversion borrows them, and the options' texts
         self._kept = options_of.convert_options(options, opts)
         if not opts.format:
             opts.format = lib.fsdp_convert_format_of(self._paths[1])
         watch.fill(opts.watch)
         self.handle = ctypes.c_void_p()
-        watch.run(lambda: call(lib.fsdp_conversion_open, *self._paths, ctypes.byref(opts), ctypes.byref(self.handle)))
+        watch.run(lambda: call(lib.fsdp_conversion_open, *self._paths, ctypes.byref(opts),
+                               ctypes.byref(self.handle)))
 
     def __enter__(self):
         return self
@@ -289,7 +286,8 @@ class _Conversion:
 
 
 def convert(source, target, *, progress=None, **options):
-    """Converts a checkpoint to another format or layout. The options are those of fsdp-convert; returns the plan."""
+    """Converts a checkpoint to another format or layout. The options are those of fsdp-convert; returns the
+    plan."""
     with shown(progress, "convert") as callback:
         watch = Watch(callback)
         with _Conversion(source, target, options, watch) as conversion:
@@ -304,7 +302,7 @@ def plan(source, target, **options):
         return conversion.plan()
 
 
-# --- verify and diff ----------------------------------------------------------------------------------------
+# --- verify and diff ------------------------------------------------------------------------------
 
 class Finding(NamedTuple):
     """A fault of a checkpoint, or a warning: its kind is "damage", "value", "code", ..."""
@@ -327,20 +325,24 @@ class Report(NamedTuple):
 
 
 def _numbers(struct):
-    return {name: getattr(struct, name) for name, kind in struct._fields_ if kind in (ctypes.c_int64, ctypes.c_bool)}
+    return {
+        name: getattr(struct, name)
+        for name, kind in struct._fields_ if kind in (ctypes.c_int64, ctypes.c_bool)
+    }
 
 
 def verify(path, *, level="data", like=None, progress=None, **options):
-    """Verifies a checkpoint: its structure, with level "data" every checksum, with "deep" also values. With `like`, a
-    checkpoint or a config.json, compares its tensors with those of that model."""
+    """Verifies a checkpoint: its structure, with level "data" every checksum, with "deep" also values. With
+    `like`, a checkpoint or a config.json, compares its tensors with those of that model."""
     opts = options_of.from_struct(c.fsdp_verify_opts(), {"level": level, **options}, VERIFY, "verify")
     findings = []
 
     def add(_context, found):
         found = found[0]
         texts = [(raw or b"").decode("utf-8", "replace") for raw in (found.file, found.tensor, found.text)]
-        findings.append(Finding(found.kind.word, texts[0], texts[1], None if found.block < 0 else found.block, texts[2],
-                                found.unreadable))
+        findings.append(
+            Finding(found.kind.word, texts[0], texts[1], None if found.block < 0 else found.block, texts[2],
+                    found.unreadable))
 
     opts.finding = dict(opts._fields_)["finding"](add)
     with shown(progress, "verify") as callback:
@@ -352,13 +354,14 @@ def verify(path, *, level="data", like=None, progress=None, **options):
                                             ctypes.byref(summary)))
         else:
             summary = c.fsdp_like_summary()
-            good = watch.run(lambda: answer(lib.fsdp_checkpoint_verify_like, os.fsencode(path), os.fsencode(like),
-                                            ctypes.byref(opts), ctypes.byref(summary)))
+            good = watch.run(lambda: answer(lib.fsdp_checkpoint_verify_like, os.fsencode(path),
+                                            os.fsencode(like), ctypes.byref(opts), ctypes.byref(summary)))
     return Report(good, findings, _numbers(summary))
 
 
 class Difference(NamedTuple):
-    """A name that differs. `why` is "kind", "dtype", "shape", "value", "nesting" or "data", or "only_a", "only_b"."""
+    """A name that differs. `why` is "kind", "dtype", "shape", "value", "nesting" or "data", or "only_a",
+    "only_b"."""
     name: str
     why: str
     differing: int
@@ -394,8 +397,8 @@ def diff(a, b, *, progress=None, rename=(), **options):
         with shown(progress, "diff") as callback:
             watch = Watch(callback)
             watch.fill(opts.watch)
-            watch.run(lambda: answer(lib.fsdp_checkpoint_diff, sides[0]._handle, sides[1]._handle, ctypes.byref(opts),
-                                     ctypes.byref(summary)))
+            watch.run(lambda: answer(lib.fsdp_checkpoint_diff, sides[0]._handle, sides[1]._handle,
+                                     ctypes.byref(opts), ctypes.byref(summary)))
         found.summary = _numbers(summary)
         return found
     finally:
@@ -410,14 +413,15 @@ def _difference(item):
         return Difference(name_of(entry), item.state.word, 0, None, "", "", 0.0, 0.0)
     why = (item.why or b"data").decode()
     at = tuple(item.at[:entry.ndim]) if why == "data" and entry.kind.value == c.FSDP_ENTRY_TENSOR else None
-    return Difference(name_of(entry), why, item.differing, at, text_of(getattr(item, "from")), text_of(item.to),
-                      item.max_abs, item.max_rel)
+    return Difference(name_of(entry), why, item.differing, at, text_of(getattr(item, "from")),
+                      text_of(item.to), item.max_abs, item.max_rel)
 
 
-# --- listing ----------------------------------------------------------------------------------------------------
+# --- listing --------------------------------------------------------------------------------------
 
 class Entry(NamedTuple):
-    """A name of a checkpoint. kind is "tensor", "value" or "alias"; value is a value, or the name that an alias means."""
+    """A name of a checkpoint. kind is "tensor", "value" or "alias"; value is a value, or the name that an
+    alias means."""
     name: str
     kind: str
     dtype: "str | None"

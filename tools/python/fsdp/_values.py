@@ -1,4 +1,5 @@
-"""Values of a state dict (everything that is not a tensor) as Python objects, and back; names and their nesting."""
+"""Values of a state dict (everything that is not a tensor) as Python objects, and back; names and their
+nesting."""
 
 import ctypes
 
@@ -79,8 +80,8 @@ def fill(value, item):
     if isinstance(item, (bool, int, float, complex)) or hasattr(item, "item") and not hasattr(item, "keys"):
         _fill_number(value, item.item() if hasattr(item, "item") else item)
     elif isinstance(item, (str, bytes, bytearray)):
-        kind = (c.FSDP_VALUE_CLASS if isinstance(item, Class) else c.FSDP_VALUE_STRING if isinstance(item, str)
-                else c.FSDP_VALUE_OPAQUE if isinstance(item, Opaque) else c.FSDP_VALUE_BYTES)
+        kind = (c.FSDP_VALUE_CLASS if isinstance(item, Class) else c.FSDP_VALUE_STRING if isinstance(
+            item, str) else c.FSDP_VALUE_OPAQUE if isinstance(item, Opaque) else c.FSDP_VALUE_BYTES)
         raw = raw_of(item) if isinstance(item, str) else bytes(item)
         call(lib.fsdp_value_set_bytes, at, kind, raw, len(raw))
     elif isinstance(item, dict):
@@ -94,8 +95,9 @@ def fill(value, item):
         for i, inner in enumerate(item):
             fill(getattr(value, "as").list.items[i], inner)
     else:
-        raise UsageError(f"a checkpoint cannot hold a {type(item).__module__}.{type(item).__qualname__}; convert it to "
-                         "numbers, strings, lists or dicts, or leave it out", c.FSDP_ERR_USAGE)
+        raise UsageError(
+            f"a checkpoint cannot hold a {type(item).__module__}.{type(item).__qualname__}; convert it to "
+            "numbers, strings, lists or dicts, or leave it out", c.FSDP_ERR_USAGE)
 
 
 def _fill_number(value, item):
@@ -118,11 +120,11 @@ def _fill_number(value, item):
         fill(value, item)
 
 
-# --- nesting ----------------------------------------------------------------------------------------
+# --- nesting --------------------------------------------------------------------------------------
 
 def keys_of(entry):
-    """The keys of nested dicts and lists that lead to an entry: [(key, kind of container), ...]; the kind is dict, list
-    or tuple."""
+    """The keys of nested dicts and lists that lead to an entry: [(key, kind of container), ...]; the kind is
+    dict, list or tuple."""
     raw, at, keys = raw_of(name_of(entry)), 0, []
     path = entry.path[:entry.path_count] if entry.path_count else _default_path(raw)
     if path == [c.FSDP_PATH_WHOLE]:

@@ -1,12 +1,11 @@
 /* Ranks that another program started connect by the address of rank 0's listener. */
 #include <criterion/criterion.h>
-#include <arpa/inet.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
+#include "runtime/bootstrap/socket.h"
 #include <fsdp/connect.h>
 
 enum { RANKS = 3, DEADLINE_MS = 20000, SHORT_MS = 1500 };
@@ -20,13 +19,10 @@ typedef struct rank {
 
 static int listen_anywhere(int *port_out)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    cr_assert_eq(bind(fd, (struct sockaddr *)&address, size), 0);
-    cr_assert_eq(listen(fd, 8), 0);
-    cr_assert_eq(getsockname(fd, (struct sockaddr *)&address, &size), 0);
-    *port_out = ntohs(address.sin_port);
+    int fd = -1;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_socket_listen("127.0.0.1", 0, &fd, &err), FSDP_OK, "%s", err.text);
+    *port_out = fsdp_socket_port(fd);
     return fd;
 }
 
