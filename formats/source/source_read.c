@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum {
-    LARGE_GAP = 16 << 10, /* a larger gap is skipped, not read */
+    LARGE_GAP = 2 << 10, /* a larger gap is skipped, not read */
     LARGE_RUN = 32 << 10  /* a longer run is read to its place, not copied */
 };
 
