@@ -15,7 +15,7 @@
 
 enum {
     LARGE_GAP = 2 << 10, /* a larger gap is skipped, not read */
-    LARGE_RUN = 32 << 10  /* a longer run is read to its place, not copied */
+    LARGE_RUN = 32 << 10 /* a longer run is read to its place, not copied */
 };
 
 void fsdp_source_reader_release(fsdp_source_reader *reader)

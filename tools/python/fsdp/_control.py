@@ -10,9 +10,8 @@ from ._library import call, exception, lib
 class Control:
     """The control plane of one rank; without an address, of one process alone.
 
-    Rank 0 passes a listening socket (listen), the others its host and port. `job` is an id that is equal on all
-    ranks and that no other job has.
-    """
+    Rank 0 passes a listening socket (listen), the others its host and port. `job` is an id that is equal on
+    all ranks and that no other job has."""
 
     def __init__(self, rank=0, size=1, job="alone", listener=None, host=None, port=0, deadline=None):
         self.handle, self.rank, self.size = ctypes.c_void_p(), rank, size
