@@ -1,14 +1,12 @@
-/* Lists a directory while a path is resolved to a checkpoint: see framework_folder.h. */
+/*
+ * What each look into a directory keeps to while a path is resolved: the number of looks, and links. Patterns of
+ * names: see frameworks.h.
+ */
 #include "formats/frameworks/framework_folder.h"
 
 #include "base/core/mem.h"
-#include "base/text.h"
 
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
-
-enum { HEAD = 64 };
 
 bool fsdp_folder_may_look(const fsdp_folder *folder)
 {
@@ -23,49 +21,6 @@ fsdp_status fsdp_folder_fail_looks(const char *path, fsdp_error *err)
                      "%d files and folders were opened to find a checkpoint, and '%s' holds more; "
                      "name the checkpoint itself",
                      FSDP_FOLDER_LOOKS, path);
-}
-
-static bool is_plain(void *context, const char *name)
-{
-    (void)context;
-    return strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && !strchr(name, '/');
-}
-
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-fsdp_status fsdp_folder_look(fsdp_folder *folder, fsdp_error *err)
-{
-    if (!fsdp_folder_may_look(folder))
-        return fsdp_folder_fail_looks(folder->path, err);
-    FSDP_TRY(fsdp_io_list_names(folder->io, folder->path, is_plain, NULL, &folder->names, err));
-    if (folder->names.count > 1)
-        qsort(folder->names.items, folder->names.count, sizeof *folder->names.items, compare_names);
-    return FSDP_OK;
-}
-
-fsdp_status fsdp_folder_kind(const fsdp_folder *folder, const char *name, fsdp_file_kind *kind_out,
-                             fsdp_error *err)
-{
-    char *path = fsdp_path_join(folder->path, name);
-    bool is_there;
-    if (!path)
-        return fsdp_fail_memory(err, "a path");
-    fsdp_status st = fsdp_folder_info(folder->io, path, kind_out, &is_there, err);
-    fsdp_free(path);
-    return st;
-}
-
-fsdp_status fsdp_folder_info(fsdp_io *io, const char *path, fsdp_file_kind *kind_out,
-                             bool *is_there_out, fsdp_error *err)
-{
-    fsdp_file_info info;
-    int result = io->ops->info(io, path, &info);
-    *is_there_out = result == 0;
-    *kind_out = result == 0 ? info.kind : FSDP_FILE_OTHER;
-    return result == -ENOMEM ? fsdp_fail_memory(err, path) : FSDP_OK;
 }
 
 fsdp_status fsdp_folder_check_links(const fsdp_folder *folder, const char *name, fsdp_error *err)
@@ -83,83 +38,92 @@ fsdp_status fsdp_folder_check_links(const fsdp_folder *folder, const char *name,
     return st;
 }
 
-const char *fsdp_folder_find(const fsdp_folder *folder, const char *list)
+/* --- patterns of names ---------------------------------------------------------------------------- */
+
+static bool is_digit(char c)
 {
-    const char *found = NULL;
-    int64_t highest = -2, number;
-    for (size_t i = 0; i < folder->names.count; i++)
-        if (fsdp_framework_matches(list, folder->names.items[i], &number) && number > highest) {
-            found = folder->names.items[i];
-            highest = number;
+    return c >= '0' && c <= '9';
+}
+
+/* The pattern ends at `end`. The depth of the recursion is the number of '*' in it. */
+static bool match(const char *pattern, const char *end, const char *name, int64_t *number)
+{
+    for (; pattern < end; pattern++) {
+        if (*pattern == '*') {
+            do
+                if (match(pattern + 1, end, name, number))
+                    return true;
+            while (*name++);
+            return false;
         }
+        if (*pattern == '#') {
+            int64_t value = 0;
+            if (!is_digit(*name))
+                return false;
+            for (; is_digit(*name); name++)
+                value = value < INT64_MAX / 10 - 1 ? value * 10 + (*name - '0') : value;
+            *number = value;
+            continue;
+        }
+        if (*pattern == '{') {
+            const char *close = memchr(pattern, '}', (size_t)(end - pattern));
+            size_t size = close ? (size_t)(close - pattern) + 1 : 1;
+            if (!is_digit(*name) && strncmp(name, pattern, size) != 0)
+                return false;
+            name += is_digit(*name) ? strspn(name, "0123456789") : size;
+            pattern += size - 1;
+            continue;
+        }
+        if (*name++ != *pattern)
+            return false;
+    }
+    return *name == '\0';
+}
+
+bool fsdp_framework_matches(const char *list, const char *name, int64_t *number_out)
+{
+    int64_t number = -1;
+    for (const char *at = list; at;) {
+        const char *bar = strchr(at, '|');
+        number = -1;
+        if (match(at, bar ? bar : at + strlen(at), name, &number)) {
+            if (number_out)
+                *number_out = number;
+            return true;
+        }
+        at = bar ? bar + 1 : NULL;
+    }
+    return false;
+}
+
+/* The digits in a name that '#' stands for in one of the patterns of the list; *size_out 0: none. */
+static const char *find_digits(const char *list, const char *name, size_t *size_out)
+{
+    const char *found = name;
+    *size_out = 0;
+    for (const char *at = list; at && *size_out == 0;) {
+        const char *bar = strchr(at, '|'), *hash = strchr(at, '#');
+        const char *end = bar ? bar : at + strlen(at);
+        int64_t number;
+        if (hash && hash < end && match(at, end, name, &number)) {
+            found = name + (hash - at);
+            *size_out = strspn(found, "0123456789");
+        }
+        at = bar ? bar + 1 : NULL;
+    }
     return found;
 }
 
-bool fsdp_folder_is_model(const fsdp_framework_row *row)
+char *fsdp_framework_spell(const char *list, const char *name, const char *pattern)
 {
-    return row->member && strcmp(row->member, ".") == 0;
-}
-
-bool fsdp_folder_is_alone(const char *path)
-{
-    size_t size = strlen(path);
-    return size > 2 && strcmp(path + size - 2, "/.") == 0;
-}
-
-const char *fsdp_folder_steps(const fsdp_folder *folder)
-{
-    for (size_t i = 0; fsdp_framework_steps[i]; i++)
-        if (fsdp_folder_find(folder, fsdp_framework_steps[i]))
-            return fsdp_framework_steps[i];
-    return NULL;
-}
-
-bool fsdp_folder_is_weights(const char *name)
-{
-    return !fsdp_framework_matches(fsdp_framework_no_model, name, NULL) &&
-           fsdp_framework_matches(fsdp_framework_weights, name, NULL);
-}
-
-/* --- recognised files --------------------------------------------------------------------------- */
-
-fsdp_status fsdp_folder_check_file(fsdp_io *io, const char *path, fsdp_error *err)
-{
-    char head[HEAD] = {0};
-    fsdp_file *file = NULL;
-    fsdp_status st = fsdp_io_open(io, path, FSDP_IO_READ, &file, err);
-    if (st != FSDP_OK)
-        return st == FSDP_ERR_LIMIT ? st : FSDP_OK; /* the reader's open fails too */
-    ssize_t n = file->ops->pread(file, head, sizeof head, 0);
-    (void)fsdp_io_close(&file, path, NULL); /* only read */
-    for (size_t i = 0; n >= 0 && i < fsdp_framework_file_count; i++) {
-        const fsdp_framework_file *row = &fsdp_framework_files[i];
-        if ((size_t)n < row->head_size || memcmp(head, row->head, row->head_size) != 0 ||
-            (row->suffix && !fsdp_has_suffix(path, row->suffix)))
-            continue;
-        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file of %s: %s", path, row->made_by,
-                         row->say);
-    }
-    return FSDP_OK;
-}
-
-/* Weights of a clone without git-lfs are pointers. */
-fsdp_status fsdp_folder_check(const fsdp_folder *folder, fsdp_error *err)
-{
-    fsdp_status st = FSDP_OK;
-    int looked = 0;
-    for (size_t i = 0; i < folder->names.count && st == FSDP_OK && looked < FSDP_FOLDER_NAMES;
-         i++) {
-        fsdp_file_info info;
-        if (!fsdp_folder_is_weights(folder->names.items[i]))
-            continue;
-        char *path = fsdp_path_join(folder->path, folder->names.items[i]);
-        looked++;
-        if (!path)
-            return fsdp_fail_memory(err, "a path");
-        if (folder->io->ops->info(folder->io, path, &info) == 0 && info.kind == FSDP_FILE_REGULAR &&
-            info.size < 1024)
-            st = fsdp_folder_check_file(folder->io, path, err);
-        fsdp_free(path);
-    }
-    return st;
+    size_t size;
+    const char *digits = find_digits(list, name, &size), *hash = strchr(pattern, '#');
+    fsdp_text text = {0};
+    if (!hash || !size)
+        return fsdp_strndup(pattern, strlen(pattern));
+    fsdp_text_addf(&text, "%.*s%.*s%s", (int)(hash - pattern), pattern, (int)size, digits,
+                   hash + 1);
+    char *spelled = text.failed ? NULL : fsdp_strndup(text.data, text.size);
+    fsdp_text_release(&text);
+    return spelled;
 }

@@ -1,8 +1,8 @@
 /*
  * One directory while a path is resolved to a checkpoint: its names, the row of the table that fits, and the
- * parts that the row reads together. framework_folder.c lists it, finds names
- * in it and recognises files of other programs; framework_shards.c opens the files of its tensor and pipeline
- * ranks; frameworks.c goes from directory to directory.
+ * parts that the row reads together. frameworks.c lists it, finds names in it, recognises files of other
+ * programs and goes from directory to directory; framework_shards.c opens the files of its tensor and pipeline
+ * ranks; framework_folder.c has what both keep to.
  */
 #ifndef FSDP_FRAMEWORK_FOLDER_H
 #define FSDP_FRAMEWORK_FOLDER_H
@@ -29,28 +29,8 @@ typedef struct fsdp_folder {
 bool fsdp_folder_may_look(const fsdp_folder *folder);
 /* Fails because of that. */
 fsdp_status fsdp_folder_fail_looks(const char *path, fsdp_error *err);
-/* Lists the directory; the caller releases names. */
-fsdp_status fsdp_folder_look(fsdp_folder *folder, fsdp_error *err);
-/* The kind of what a name in the directory leads to. */
-fsdp_status fsdp_folder_kind(const fsdp_folder *folder, const char *name, fsdp_file_kind *kind_out,
-                             fsdp_error *err);
-/* The kind of a path; FSDP_FILE_OTHER where it is not there. Only a lack of memory is an error. */
-fsdp_status fsdp_folder_info(fsdp_io *io, const char *path, fsdp_file_kind *kind_out, bool *is_there_out,
-                             fsdp_error *err);
 /* FSDP_ERR_REFUSED when "NAME" or "FOLDER/NAME" in the directory is or goes through a link. */
 fsdp_status fsdp_folder_check_links(const fsdp_folder *folder, const char *name, fsdp_error *err);
-/* The name with the highest number that matches; NULL: none. */
-const char *fsdp_folder_find(const fsdp_folder *folder, const char *list);
-/* True when the model of the row is the directory itself. */
-bool fsdp_folder_is_model(const fsdp_framework_row *row);
-/* True for "DIR/.": the model of such a directory without its parts. */
-bool fsdp_folder_is_alone(const char *path);
-/* The list of names of steps that the directory has, or NULL. */
-const char *fsdp_folder_steps(const fsdp_folder *folder);
-bool fsdp_folder_is_weights(const char *name);
-/* FSDP_ERR_NOT_FOUND for a file, or a file of weights in the directory, that another program reads. */
-fsdp_status fsdp_folder_check_file(fsdp_io *io, const char *path, fsdp_error *err);
-fsdp_status fsdp_folder_check(const fsdp_folder *folder, fsdp_error *err);
 
 /* --- framework_shards.c -------------------------------------------------------------------------- */
 

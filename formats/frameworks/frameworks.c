@@ -5,12 +5,148 @@
 #include "formats/frameworks/framework_folder.h"
 #include "base/core/mem.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* === the row that fits, and what its pointer names ============================================ */
+/* === a directory ============================================================================== */
 
-enum { NAMES_SHOWN = 5, POINTER_MOST = 4096 };
+enum { NAMES_SHOWN = 5, POINTER_MOST = 4096, MARK = 64 };
+
+static bool is_plain(void *context, const char *name)
+{
+    (void)context;
+    return strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && !strchr(name, '/');
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Lists the directory; the caller releases names. */
+static fsdp_status folder_look(fsdp_folder *folder, fsdp_error *err)
+{
+    if (!fsdp_folder_may_look(folder))
+        return fsdp_folder_fail_looks(folder->path, err);
+    FSDP_TRY(fsdp_io_list_names(folder->io, folder->path, is_plain, NULL, &folder->names, err));
+    if (folder->names.count > 1)
+        qsort(folder->names.items, folder->names.count, sizeof *folder->names.items, compare_names);
+    return FSDP_OK;
+}
+
+/* The kind of a path; FSDP_FILE_OTHER where it is not there. Only a lack of memory is an error. */
+static fsdp_status folder_info(fsdp_io *io, const char *path, fsdp_file_kind *kind_out,
+                               bool *is_there_out, fsdp_error *err)
+{
+    fsdp_file_info info;
+    int result = io->ops->info(io, path, &info);
+    *is_there_out = result == 0;
+    *kind_out = result == 0 ? info.kind : FSDP_FILE_OTHER;
+    return result == -ENOMEM ? fsdp_fail_memory(err, path) : FSDP_OK;
+}
+
+/* The kind of what a name in the directory leads to. */
+static fsdp_status folder_kind(const fsdp_folder *folder, const char *name,
+                               fsdp_file_kind *kind_out, fsdp_error *err)
+{
+    char *path = fsdp_path_join(folder->path, name);
+    bool is_there;
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    fsdp_status st = folder_info(folder->io, path, kind_out, &is_there, err);
+    fsdp_free(path);
+    return st;
+}
+
+/* The name with the highest number that matches; NULL: none. */
+static const char *folder_find(const fsdp_folder *folder, const char *list)
+{
+    const char *found = NULL;
+    int64_t highest = -2, number;
+    for (size_t i = 0; i < folder->names.count; i++)
+        if (fsdp_framework_matches(list, folder->names.items[i], &number) && number > highest) {
+            found = folder->names.items[i];
+            highest = number;
+        }
+    return found;
+}
+
+/* True when the model of the row is the directory itself. */
+static bool folder_is_model(const fsdp_framework_row *row)
+{
+    return row->member && strcmp(row->member, ".") == 0;
+}
+
+/* True for "DIR/.": the model of such a directory without its parts. */
+static bool folder_is_alone(const char *path)
+{
+    size_t size = strlen(path);
+    return size > 2 && strcmp(path + size - 2, "/.") == 0;
+}
+
+/* The list of names of steps that the directory has, or NULL. */
+static const char *folder_steps(const fsdp_folder *folder)
+{
+    for (size_t i = 0; fsdp_framework_steps[i]; i++)
+        if (folder_find(folder, fsdp_framework_steps[i]))
+            return fsdp_framework_steps[i];
+    return NULL;
+}
+
+/* The list of names of steps that the directory has, or NULL. */
+static bool folder_is_weights(const char *name)
+{
+    return !fsdp_framework_matches(fsdp_framework_no_model, name, NULL) &&
+           fsdp_framework_matches(fsdp_framework_weights, name, NULL);
+}
+
+/* --- recognised files --------------------------------------------------------------------------- */
+
+/* FSDP_ERR_NOT_FOUND for a file that another program reads. */
+static fsdp_status folder_check_file(fsdp_io *io, const char *path, fsdp_error *err)
+{
+    char head[MARK] = {0};
+    fsdp_file *file = NULL;
+    fsdp_status st = fsdp_io_open(io, path, FSDP_IO_READ, &file, err);
+    if (st != FSDP_OK)
+        return st == FSDP_ERR_LIMIT ? st : FSDP_OK; /* the reader's open fails too */
+    ssize_t n = file->ops->pread(file, head, sizeof head, 0);
+    (void)fsdp_io_close(&file, path, NULL); /* only read */
+    for (size_t i = 0; n >= 0 && i < fsdp_framework_file_count; i++) {
+        const fsdp_framework_file *row = &fsdp_framework_files[i];
+        if ((size_t)n < row->head_size || memcmp(head, row->head, row->head_size) != 0 ||
+            (row->suffix && !fsdp_has_suffix(path, row->suffix)))
+            continue;
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file of %s: %s", path, row->made_by,
+                         row->say);
+    }
+    return FSDP_OK;
+}
+
+/* Checks the weights in the directory, which are pointers in a clone without git-lfs. */
+static fsdp_status folder_check(const fsdp_folder *folder, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    int looked = 0;
+    for (size_t i = 0; i < folder->names.count && st == FSDP_OK && looked < FSDP_FOLDER_NAMES;
+         i++) {
+        fsdp_file_info info;
+        if (!folder_is_weights(folder->names.items[i]))
+            continue;
+        char *path = fsdp_path_join(folder->path, folder->names.items[i]);
+        looked++;
+        if (!path)
+            return fsdp_fail_memory(err, "a path");
+        if (folder->io->ops->info(folder->io, path, &info) == 0 && info.kind == FSDP_FILE_REGULAR &&
+            info.size < 1024)
+            st = folder_check_file(folder->io, path, err);
+        fsdp_free(path);
+    }
+    return st;
+}
+
+/* === the row that fits, and what its pointer names ============================================ */
 
 /* The name in the directory that the text is, or whose number it is: "5" for iter_0000005. */
 static const char *find_pointed(const fsdp_folder *folder, const fsdp_framework_row *row,
@@ -37,8 +173,8 @@ static fsdp_status list_there(const fsdp_folder *folder, fsdp_text *text, fsdp_e
         const char *name = folder->names.items[i];
         fsdp_file_kind kind;
         char quoted[200];
-        FSDP_TRY(fsdp_folder_kind(folder, name, &kind, err));
-        if (kind != FSDP_FILE_DIRECTORY && !fsdp_folder_is_weights(name))
+        FSDP_TRY(folder_kind(folder, name, &kind, err));
+        if (kind != FSDP_FILE_DIRECTORY && !folder_is_weights(name))
             continue;
         if (shown++ < NAMES_SHOWN)
             fsdp_text_addf(text, "%s'%s'", shown > 1 ? ", " : "",
@@ -72,8 +208,7 @@ static fsdp_status fail_pointer(const fsdp_folder *folder, const fsdp_framework_
 static bool has_pointer(const fsdp_folder *folder, const fsdp_framework_row *row)
 {
     fsdp_file_kind kind;
-    return fsdp_folder_kind(folder, row->pointer, &kind, NULL) == FSDP_OK &&
-           kind == FSDP_FILE_REGULAR;
+    return folder_kind(folder, row->pointer, &kind, NULL) == FSDP_OK && kind == FSDP_FILE_REGULAR;
 }
 
 /* The text of the pointer, less the line ends and spaces after it. The caller frees it. */
@@ -122,7 +257,7 @@ static const fsdp_framework_row *folder_row(const fsdp_folder *folder)
         const fsdp_framework_row *row = &fsdp_framework_rows[r];
         bool is_it = true;
         for (int i = 0; i < FSDP_FRAMEWORK_MARKERS && is_it && row->markers[i]; i++)
-            is_it = fsdp_folder_find(folder, row->markers[i]) != NULL;
+            is_it = folder_find(folder, row->markers[i]) != NULL;
         if (is_it && (!row->pointer || counts(folder, row)))
             return row;
     }
@@ -257,7 +392,7 @@ static fsdp_status find_part(const fsdp_folder *folder, const char *names, const
     if (!pattern)
         return fsdp_fail_memory(err, folder->path);
     fsdp_file_kind kind = FSDP_FILE_OTHER;
-    fsdp_status st = strchr(pattern, '/') ? fsdp_folder_kind(folder, pattern, &kind, err) : FSDP_OK;
+    fsdp_status st = strchr(pattern, '/') ? folder_kind(folder, pattern, &kind, err) : FSDP_OK;
     bool is_there = kind == FSDP_FILE_REGULAR;
     for (size_t i = 0; i < folder->names.count && !is_there && !strchr(pattern, '#'); i++)
         is_there = fsdp_framework_matches(pattern, folder->names.items[i], NULL);
@@ -408,7 +543,7 @@ static fsdp_status has_promising(const fsdp_folder *here, int depth, bool *is_kn
 {
     for (size_t i = 0; i < here->names.count && i < FSDP_FOLDER_NAMES && !*is_known_out; i++) {
         fsdp_file_kind kind;
-        FSDP_TRY(fsdp_folder_kind(here, here->names.items[i], &kind, err));
+        FSDP_TRY(folder_kind(here, here->names.items[i], &kind, err));
         if (kind == FSDP_FILE_DIRECTORY)
             FSDP_TRY(is_promising(here, here->names.items[i], depth - 1, is_known_out, err));
     }
@@ -422,13 +557,13 @@ static fsdp_status is_promising(const fsdp_folder *above, const char *name, int 
     char *path = fsdp_path_join(above->path, name);
     fsdp_folder here = {.io = above->io, .path = path, .left = above->left};
     *is_known_out = false;
-    fsdp_status st = path ? fsdp_folder_look(&here, err) : fsdp_fail_memory(err, "a path");
+    fsdp_status st = path ? folder_look(&here, err) : fsdp_fail_memory(err, "a path");
     if (st == FSDP_OK)
-        *is_known_out = folder_row(&here) || fsdp_folder_steps(&here);
+        *is_known_out = folder_row(&here) || folder_steps(&here);
     if (st == FSDP_OK && !*is_known_out && fsdp_folder_may_look(&here))
         st = fsdp_source_recognise(here.io, path, is_known_out, err);
     for (size_t i = 0; i < here.names.count && !*is_known_out; i++)
-        *is_known_out = fsdp_folder_is_weights(here.names.items[i]);
+        *is_known_out = folder_is_weights(here.names.items[i]);
     if (st != FSDP_ERR_LIMIT && !*is_known_out && depth > 0)
         st = has_promising(&here, depth, is_known_out, err);
     fsdp_io_names_release(&here.names);
@@ -443,10 +578,10 @@ static fsdp_status may_be_it(const fsdp_folder *folder, const char *name, bool *
     *may_be_out = false;
     if (fsdp_framework_matches(fsdp_framework_no_model, name, NULL))
         return FSDP_OK;
-    FSDP_TRY(fsdp_folder_kind(folder, name, &kind, err));
+    FSDP_TRY(folder_kind(folder, name, &kind, err));
     if (kind == FSDP_FILE_DIRECTORY)
         return is_promising(folder, name, 2, may_be_out, err);
-    *may_be_out = kind == FSDP_FILE_REGULAR && fsdp_folder_is_weights(name);
+    *may_be_out = kind == FSDP_FILE_REGULAR && folder_is_weights(name);
     return FSDP_OK;
 }
 
@@ -545,7 +680,7 @@ static fsdp_status find_newest(const fsdp_folder *folder, const char *steps, con
     int tries = folder->note ? TRIES : TRIES_BELOW;
     int64_t number, limit = INT64_MAX;
     bool is_good = false;
-    *name_out = fsdp_folder_find(folder, steps);
+    *name_out = folder_find(folder, steps);
     for (int i = 0; i < tries; i++, limit = number - 1) {
         fsdp_error why = {0};
         const char *name = find_below(folder, steps, limit, &number);
@@ -592,8 +727,8 @@ static fsdp_status find_member(fsdp_folder *folder, const fsdp_framework_row *ro
     *name_out = NULL;
     if (row->pointer)
         return folder_pointed(folder, row, name_out, err);
-    if (fsdp_folder_is_model(row)) {
-        *name_out = fsdp_folder_is_alone(folder->path) ? NULL : row->member;
+    if (folder_is_model(row)) {
+        *name_out = folder_is_alone(folder->path) ? NULL : row->member;
         return FSDP_OK;
     }
     FSDP_TRY(list_members(folder, row->member, err));
@@ -628,9 +763,8 @@ static fsdp_status find_next(fsdp_folder *folder, const char **name_out, fsdp_er
     bool is_known = false;
     const fsdp_framework_row *row = folder_row(folder);
     *name_out = NULL;
-    FSDP_TRY(fsdp_folder_check(folder, err));
-    if (row && (row->say || row->yields) &&
-        fsdp_folder_find(folder, "*.safetensors|pytorch_model*.bin"))
+    FSDP_TRY(folder_check(folder, err));
+    if (row && (row->say || row->yields) && folder_find(folder, "*.safetensors|pytorch_model*.bin"))
         row = NULL;
     if (row && row->say)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a directory of %s: %s", folder->path,
@@ -648,7 +782,7 @@ static fsdp_status find_next(fsdp_folder *folder, const char **name_out, fsdp_er
     FSDP_TRY(fsdp_source_recognise(folder->io, folder->path, &is_known, err));
     if (is_known)
         return FSDP_OK;
-    const char *steps = fsdp_folder_steps(folder);
+    const char *steps = folder_steps(folder);
     return steps ? find_newest(folder, steps, name_out, err) : find_only(folder, name_out, err);
 }
 
@@ -706,15 +840,15 @@ static fsdp_status resolve(const fsdp_folder *way, const char *path, char **path
         fsdp_folder folder = *way;
         folder.path = at;
         folder.deeper = deeper - 1;
-        st = fsdp_folder_info(io, at, &kind, &is_there, err);
+        st = folder_info(io, at, &kind, &is_there, err);
         if (st != FSDP_OK || !is_there)
             break; /* a pattern of rank files is not a file */
         if (kind != FSDP_FILE_DIRECTORY) {
-            st = fsdp_folder_check_file(io, at, err);
+            st = folder_check_file(io, at, err);
             break;
         }
         char *next = fsdp_strndup(at, strlen(at));
-        st = next ? fsdp_folder_look(&folder, err) : fsdp_fail_memory(err, "a path");
+        st = next ? folder_look(&folder, err) : fsdp_fail_memory(err, "a path");
         if (st == FSDP_OK)
             st = step_down(&folder, &next, &is_end, err);
         fsdp_io_names_release(&folder.members);
@@ -750,7 +884,7 @@ static fsdp_status open_folder(fsdp_folder *folder, const fsdp_source_opts *opts
                                bool *is_whole_out, fsdp_source **source_out, fsdp_error *err)
 {
     const char *name;
-    FSDP_TRY(fsdp_folder_look(folder, err));
+    FSDP_TRY(folder_look(folder, err));
     folder->row = folder_row(folder);
     *is_whole_out = folder->row && folder->row->shards;
     if (*is_whole_out)
@@ -777,7 +911,7 @@ fsdp_status fsdp_framework_open(fsdp_io *io, const char *path, const fsdp_source
     fsdp_folder folder = {
         .io = io, .path = path, .note = ignore_note, .whole = true, .deeper = 1, .left = &left};
     *source_out = NULL;
-    fsdp_status st = fsdp_folder_info(io, path, &kind, &is_there, err);
+    fsdp_status st = folder_info(io, path, &kind, &is_there, err);
     if (st == FSDP_OK && !(opts && opts->format) && kind == FSDP_FILE_DIRECTORY)
         st = open_folder(&folder, opts, &is_whole, source_out, err);
     fsdp_io_names_release(&folder.members);
