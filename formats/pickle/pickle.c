@@ -1,6 +1,6 @@
 /*
- * The pickle machine: opcodes, stack, marks, memo and frames, the text arguments of protocol 0, and
- * at the end the equal keys of dicts. See pickle.h for the order of the files.
+ * The pickle machine: opcodes, stack, marks, memo and frames, texts and numbers, and at the
+ * end the equal keys of dicts. See pickle.h for the order of the files.
  *
  * Every count is compared with the remaining bytes, so that memory is bounded by the size of the
  * pickle.
@@ -18,15 +18,82 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* === text arguments =========================================================================== */
+/* === texts and numbers ======================================================================== */
 
-/* Text arguments of protocol 0, Python's UTF-8, and big integers as decimal text. */
+/* Texts in Python's UTF-8, text arguments of protocol 0, and big integers as decimal text. */
 
 /* Python refuses to print integers with more digits. */
 enum { DECIMAL_DIGITS = 4300, DECIMAL_BYTES = 1786 };
 enum { CHUNK = 1000000000, CHUNK_DIGITS = 9 };
 
+/* --- texts -------------------------------------------------------------------------------------- */
+
+enum { SURROGATE_LEAD = 0xED };
+
+static bool is_ascii(const char *data, size_t size)
+{
+    uint64_t high = 0, piece;
+    size_t i = 0;
+    for (; i + sizeof piece <= size; i += sizeof piece) {
+        memcpy(&piece, data + i, sizeof piece);
+        high |= piece;
+    }
+    for (; i < size; i++)
+        high |= (uint64_t)(uint8_t)data[i];
+    return (high & UINT64_C(0x8080808080808080)) == 0;
+}
+
+static bool is_surrogate(const char *data, size_t size)
+{
+    return size >= 3 && (uint8_t)data[0] == SURROGATE_LEAD && (uint8_t)data[1] >= 0xA0 &&
+           (uint8_t)data[1] <= 0xBF && (uint8_t)data[2] >= 0x80 && (uint8_t)data[2] <= 0xBF;
+}
+
+/* UTF-8 as Python writes it with surrogatepass. */
+static bool text_valid(const char *data, size_t size)
+{
+    if (is_ascii(data, size) || fsdp_utf8_valid(data, size))
+        return true;
+    size_t start = 0;
+    for (size_t i = 0; i < size; i++)
+        if (is_surrogate(data + i, size - i)) {
+            if (!fsdp_utf8_valid(data + start, i - start))
+                return false;
+            i += 2;
+            start = i + 1;
+        }
+    return start > 0 && fsdp_utf8_valid(data + start, size - start);
+}
+
+static fsdp_status push_text(pickle_vm *vm, fsdp_node_kind kind, const char *data, size_t size)
+{
+    if (kind == FSDP_NODE_STR && !text_valid(data, size))
+        return pickle_fail(vm, FSDP_ERR_DAMAGED, "a text is not UTF-8");
+    fsdp_pickle_node node = {.kind = (uint8_t)kind, .count = (uint32_t)size, .as.text = data};
+    if (kind != FSDP_NODE_BYTEARRAY)
+        node.flags = FSDP_NODE_HASHABLE;
+    return pickle_push_node(vm, node);
+}
+
 /* --- numbers ------------------------------------------------------------------------------------ */
+
+static fsdp_status push_bigint(pickle_vm *vm, const uint8_t *data, size_t size)
+{
+    uint8_t sign = size > 0 && data[size - 1] >= 0x80 ? 0xFF : 0;
+    while (size > 0 && data[size - 1] == sign &&
+           (size == 1 ? sign == 0 : data[size - 2] >> 7 == sign >> 7))
+        size--;
+    if (size <= 8) {
+        uint64_t bits = sign ? UINT64_MAX : 0;
+        for (size_t i = size; i-- > 0;)
+            bits = bits << 8 | data[i];
+        return pickle_push_int(vm, (int64_t)bits);
+    }
+    fsdp_pickle_node node = {.kind = FSDP_NODE_BIGINT, .flags = FSDP_NODE_HASHABLE};
+    node.count = (uint32_t)size;
+    node.as.text = (const char *)data;
+    return pickle_push_node(vm, node);
+}
 
 /* [-+]?[0-9]+ */
 static bool is_decimal(const char *line, size_t size)
@@ -67,11 +134,11 @@ static fsdp_status push_decimal(pickle_vm *vm, const char *line, size_t size)
         bytes[k] = (uint8_t)carry;
         carry >>= 8;
     }
-    return pickle_push_bigint(vm, bytes, used);
+    return push_bigint(vm, bytes, used);
 }
 
 /* The arguments of the text opcodes are lines without their ends. */
-static fsdp_status pickle_int_line(pickle_vm *vm, const char *line, size_t size)
+static fsdp_status push_int_line(pickle_vm *vm, const char *line, size_t size)
 {
     if (size == 2 && line[0] == '0' && (line[1] == '0' || line[1] == '1'))
         return pickle_push(vm, line[1] == '1' ? NODE_OF_TRUE : NODE_OF_FALSE);
@@ -80,7 +147,7 @@ static fsdp_status pickle_int_line(pickle_vm *vm, const char *line, size_t size)
     return push_decimal(vm, line, size);
 }
 
-static fsdp_status pickle_long_line(pickle_vm *vm, const char *line, size_t size)
+static fsdp_status push_long_line(pickle_vm *vm, const char *line, size_t size)
 {
     if (size > 0 && line[size - 1] == 'L')
         size--;
@@ -89,7 +156,7 @@ static fsdp_status pickle_long_line(pickle_vm *vm, const char *line, size_t size
     return push_decimal(vm, line, size);
 }
 
-static fsdp_status pickle_float_line(pickle_vm *vm, const char *line, size_t size)
+static fsdp_status push_float_line(pickle_vm *vm, const char *line, size_t size)
 {
     enum { LONGEST = 400 };
     char text[LONGEST + 1];
@@ -154,7 +221,7 @@ static size_t unescape(const char *data, size_t rest, char *out)
 }
 
 /* A str of Python 2 as its repr: quoted, with escapes. */
-static fsdp_status pickle_string_line(pickle_vm *vm, const char *line, size_t size)
+static fsdp_status push_string_line(pickle_vm *vm, const char *line, size_t size)
 {
     while (size > 0 && (line[size - 1] == '\r' || line[size - 1] == ' '))
         size--;
@@ -174,8 +241,8 @@ static fsdp_status pickle_string_line(pickle_vm *vm, const char *line, size_t si
         }
         used++;
     }
-    bool is_text = pickle_text_valid(text, used);
-    return pickle_push_text(vm, is_text ? FSDP_NODE_STR : FSDP_NODE_BYTES, text, used);
+    bool is_text = text_valid(text, used);
+    return push_text(vm, is_text ? FSDP_NODE_STR : FSDP_NODE_BYTES, text, used);
 }
 
 static size_t put_utf8(char *out, uint32_t code)
@@ -192,7 +259,7 @@ static size_t put_utf8(char *out, uint32_t code)
 }
 
 /* Latin-1 with \uXXXX and \UXXXXXXXX. */
-static fsdp_status pickle_unicode_line(pickle_vm *vm, const char *line, size_t size)
+static fsdp_status push_unicode_line(pickle_vm *vm, const char *line, size_t size)
 {
     char *text = pickle_store_take(vm->store, size * 2);
     if (!text)
@@ -209,7 +276,7 @@ static fsdp_status pickle_unicode_line(pickle_vm *vm, const char *line, size_t s
         used += put_utf8(text + used, code);
         i += digits > 0 ? digits + 2 : 1;
     }
-    return pickle_push_text(vm, FSDP_NODE_STR, text, used);
+    return push_text(vm, FSDP_NODE_STR, text, used);
 }
 
 /* --- big integers ------------------------------------------------------------------------------- */
@@ -380,7 +447,7 @@ static fsdp_status settle(pickle_vm *vm, fsdp_pickle_node *dict, fsdp_name_table
 }
 
 /* Removes repeated keys of every dict: the first key and the last value stay. */
-static fsdp_status pickle_settle_keys(pickle_vm *vm)
+static fsdp_status settle_keys(pickle_vm *vm)
 {
     fsdp_name_table table = {0};
     fsdp_status st = FSDP_OK;
@@ -455,7 +522,7 @@ static fsdp_status push_sized(pickle_vm *vm, fsdp_node_kind kind, size_t width)
     const uint8_t *data;
     FSDP_TRY(take_number(vm, width, &size));
     FSDP_TRY(take(vm, size, &data));
-    return pickle_push_text(vm, kind, (const char *)data, (size_t)size);
+    return push_text(vm, kind, (const char *)data, (size_t)size);
 }
 
 /* Pushes a str of Python 2: bytes that mostly are text. */
@@ -467,9 +534,9 @@ static fsdp_status push_old_string(pickle_vm *vm, size_t width)
     if (size > INT32_MAX)
         return damaged(vm, "a size is negative");
     FSDP_TRY(take(vm, size, &data));
-    bool is_text = pickle_text_valid((const char *)data, (size_t)size);
-    return pickle_push_text(vm, is_text ? FSDP_NODE_STR : FSDP_NODE_BYTES, (const char *)data,
-                            (size_t)size);
+    bool is_text = text_valid((const char *)data, (size_t)size);
+    return push_text(vm, is_text ? FSDP_NODE_STR : FSDP_NODE_BYTES, (const char *)data,
+                     (size_t)size);
 }
 
 /* --- stack -------------------------------------------------------------------------------------- */
@@ -653,7 +720,7 @@ static fsdp_status push_long(pickle_vm *vm, size_t width)
     if (size > INT32_MAX)
         return damaged(vm, "a size is negative");
     FSDP_TRY(take(vm, size, &data));
-    return pickle_push_bigint(vm, data, (size_t)size);
+    return push_bigint(vm, data, (size_t)size);
 }
 
 static fsdp_status push_float(pickle_vm *vm)
@@ -700,11 +767,11 @@ static fsdp_status line_step(pickle_vm *vm, uint8_t opcode)
     size_t size;
     FSDP_TRY(take_line(vm, &line, &size));
     switch (opcode) {
-    case OP_INT: return pickle_int_line(vm, line, size);
-    case OP_LONG: return pickle_long_line(vm, line, size);
-    case OP_FLOAT: return pickle_float_line(vm, line, size);
-    case OP_STRING: return pickle_string_line(vm, line, size);
-    default: return pickle_unicode_line(vm, line, size);
+    case OP_INT: return push_int_line(vm, line, size);
+    case OP_LONG: return push_long_line(vm, line, size);
+    case OP_FLOAT: return push_float_line(vm, line, size);
+    case OP_STRING: return push_string_line(vm, line, size);
+    default: return push_unicode_line(vm, line, size);
     }
 }
 
@@ -725,13 +792,36 @@ static fsdp_status text_step(pickle_vm *vm, uint8_t opcode)
 
 /* --- globals and calls -------------------------------------------------------------------------- */
 
+/* module and name are copied. */
+static fsdp_status push_global(pickle_vm *vm, const char *module, size_t module_size,
+                               const char *name, size_t name_size)
+{
+    if (!fsdp_utf8_valid(module, module_size) || !fsdp_utf8_valid(name, name_size))
+        return pickle_fail(vm, FSDP_ERR_DAMAGED, "the name of a global is not UTF-8");
+    fsdp_pickle_global *global = pickle_store_take(vm->store, sizeof *global);
+    char *text = pickle_store_take(vm->store, module_size + name_size + 2);
+    if (!global || !text)
+        return pickle_no_memory(vm);
+    char *second = text + module_size + 1;
+    memcpy(text, module, module_size);
+    memcpy(second, name, name_size);
+    text[module_size] = second[name_size] = '\0';
+    *global = (fsdp_pickle_global){text, second, module_size, name_size};
+    fsdp_pickle_node node = {
+        .kind = FSDP_NODE_GLOBAL, .flags = FSDP_NODE_HASHABLE, .as.global = global};
+    uint32_t dtype = 0;
+    node.known = (uint16_t)pickle_recognise(global, &dtype);
+    node.count = dtype;
+    return pickle_push_node(vm, node);
+}
+
 static fsdp_status push_global_lines(pickle_vm *vm)
 {
     const char *module, *name;
     size_t module_size, name_size;
     FSDP_TRY(take_line(vm, &module, &module_size));
     FSDP_TRY(take_line(vm, &name, &name_size));
-    return pickle_push_global(vm, module, module_size, name, name_size);
+    return push_global(vm, module, module_size, name, name_size);
 }
 
 static fsdp_status push_stack_global(pickle_vm *vm)
@@ -742,7 +832,7 @@ static fsdp_status push_stack_global(pickle_vm *vm)
     if (module->kind != FSDP_NODE_STR || name->kind != FSDP_NODE_STR)
         return damaged(vm, "the name of a global is not a string");
     vm->height -= 2;
-    return pickle_push_global(vm, module->as.text, module->count, name->as.text, name->count);
+    return push_global(vm, module->as.text, module->count, name->as.text, name->count);
 }
 
 static inline fsdp_status call_step(pickle_vm *vm, pickle_how how)
@@ -825,7 +915,7 @@ static fsdp_status push_persistent_line(pickle_vm *vm)
     const char *line;
     size_t size;
     FSDP_TRY(take_line(vm, &line, &size));
-    FSDP_TRY(pickle_push_text(vm, FSDP_NODE_STR, line, size));
+    FSDP_TRY(push_text(vm, FSDP_NODE_STR, line, size));
     return push_persistent(vm);
 }
 
@@ -1026,7 +1116,7 @@ static fsdp_status parse(pickle_vm *vm)
         return pickle_no_memory(vm);
     FSDP_TRY(set_up(vm));
     FSDP_TRY(run(vm));
-    return vm->options->is_metadata ? FSDP_OK : pickle_settle_keys(vm);
+    return vm->options->is_metadata ? FSDP_OK : settle_keys(vm);
 }
 
 fsdp_status pickle_parse(const fsdp_pickle_options *options, const void *data, size_t size,
@@ -1055,8 +1145,11 @@ fsdp_status pickle_parse(const fsdp_pickle_options *options, const void *data, s
 
 void fsdp_pickle_release(fsdp_pickle *pickle)
 {
-    if (pickle->store)
-        pickle_store_release(pickle->store);
+    while (pickle->store && pickle->store->blocks) {
+        struct pickle_block *next = pickle->store->blocks->next;
+        fsdp_free(pickle->store->blocks);
+        pickle->store->blocks = next;
+    }
     fsdp_free(pickle->store);
     fsdp_free((void *)(uintptr_t)pickle->nodes);
     *pickle = (fsdp_pickle){0};

@@ -4,7 +4,7 @@
  * In: the bytes of a pickle, which may be hostile. Out: an array of nodes. Nothing is executed: a class or
  * function is a name, and a call is a node that keeps the name and the arguments.
  *
- *   pickle.c          opcodes, stack, memo, text arguments of protocol 0, equal keys of dicts
+ *   pickle.c          opcodes, stack, memo, texts and numbers, equal keys of dicts
  *   pickle_nodes.c    nodes, their memory, the queries of readers, and errors with their place
  *   pickle_known.c    the globals that a checkpoint may name
  *   pickle_policy.c   the calls that it may contain, and the arguments that those calls may have

@@ -20,15 +20,9 @@ fsdp_status pickle_no_memory(pickle_vm *vm)
 }
 
 enum { FIRST_BLOCK = 4 << 10, LARGEST_BLOCK = 16 << 20, NODE_LIMIT = 1 << 26, SMALLEST_ROOM = 8 };
-enum { SURROGATE_LEAD = 0xED };
 enum { MORE_KWARGS, MORE_LIST, MORE_DICT, MORE_SET, MORE_COUNT };
 
 /* --- memory ------------------------------------------------------------------------------------- */
-
-struct pickle_block {
-    struct pickle_block *next;
-    uint64_t data[];
-};
 
 void *pickle_store_take_more(fsdp_pickle_store *store, size_t size)
 {
@@ -54,49 +48,6 @@ void *pickle_store_take_more(fsdp_pickle_store *store, size_t size)
     void *data = store->next;
     store->next += size;
     return data;
-}
-
-void pickle_store_release(fsdp_pickle_store *store)
-{
-    while (store->blocks) {
-        struct pickle_block *next = store->blocks->next;
-        fsdp_free(store->blocks);
-        store->blocks = next;
-    }
-}
-
-static bool is_ascii(const char *data, size_t size)
-{
-    uint64_t high = 0, piece;
-    size_t i = 0;
-    for (; i + sizeof piece <= size; i += sizeof piece) {
-        memcpy(&piece, data + i, sizeof piece);
-        high |= piece;
-    }
-    for (; i < size; i++)
-        high |= (uint64_t)(uint8_t)data[i];
-    return (high & UINT64_C(0x8080808080808080)) == 0;
-}
-
-static bool is_surrogate(const char *data, size_t size)
-{
-    return size >= 3 && (uint8_t)data[0] == SURROGATE_LEAD && (uint8_t)data[1] >= 0xA0 &&
-           (uint8_t)data[1] <= 0xBF && (uint8_t)data[2] >= 0x80 && (uint8_t)data[2] <= 0xBF;
-}
-
-bool pickle_text_valid(const char *data, size_t size)
-{
-    if (is_ascii(data, size) || fsdp_utf8_valid(data, size))
-        return true;
-    size_t start = 0;
-    for (size_t i = 0; i < size; i++)
-        if (is_surrogate(data + i, size - i)) {
-            if (!fsdp_utf8_valid(data + start, i - start))
-                return false;
-            i += 2;
-            start = i + 1;
-        }
-    return start > 0 && fsdp_utf8_valid(data + start, size - start);
 }
 
 static fsdp_node *take_nodes(pickle_vm *vm, size_t count)
@@ -144,56 +95,6 @@ fsdp_status pickle_push_int(pickle_vm *vm, int64_t value)
     if (is_shared)
         *known = made;
     return pickle_push(vm, made);
-}
-
-fsdp_status pickle_push_bigint(pickle_vm *vm, const uint8_t *data, size_t size)
-{
-    uint8_t sign = size > 0 && data[size - 1] >= 0x80 ? 0xFF : 0;
-    while (size > 0 && data[size - 1] == sign &&
-           (size == 1 ? sign == 0 : data[size - 2] >> 7 == sign >> 7))
-        size--;
-    if (size <= 8) {
-        uint64_t bits = sign ? UINT64_MAX : 0;
-        for (size_t i = size; i-- > 0;)
-            bits = bits << 8 | data[i];
-        return pickle_push_int(vm, (int64_t)bits);
-    }
-    fsdp_pickle_node node = {.kind = FSDP_NODE_BIGINT, .flags = FSDP_NODE_HASHABLE};
-    node.count = (uint32_t)size;
-    node.as.text = (const char *)data;
-    return pickle_push_node(vm, node);
-}
-
-fsdp_status pickle_push_text(pickle_vm *vm, fsdp_node_kind kind, const char *data, size_t size)
-{
-    if (kind == FSDP_NODE_STR && !pickle_text_valid(data, size))
-        return pickle_fail(vm, FSDP_ERR_DAMAGED, "a text is not UTF-8");
-    fsdp_pickle_node node = {.kind = (uint8_t)kind, .count = (uint32_t)size, .as.text = data};
-    if (kind != FSDP_NODE_BYTEARRAY)
-        node.flags = FSDP_NODE_HASHABLE;
-    return pickle_push_node(vm, node);
-}
-
-fsdp_status pickle_push_global(pickle_vm *vm, const char *module, size_t module_size,
-                               const char *name, size_t name_size)
-{
-    if (!fsdp_utf8_valid(module, module_size) || !fsdp_utf8_valid(name, name_size))
-        return pickle_fail(vm, FSDP_ERR_DAMAGED, "the name of a global is not UTF-8");
-    fsdp_pickle_global *global = pickle_store_take(vm->store, sizeof *global);
-    char *text = pickle_store_take(vm->store, module_size + name_size + 2);
-    if (!global || !text)
-        return pickle_no_memory(vm);
-    char *second = text + module_size + 1;
-    memcpy(text, module, module_size);
-    memcpy(second, name, name_size);
-    text[module_size] = second[name_size] = '\0';
-    *global = (fsdp_pickle_global){text, second, module_size, name_size};
-    fsdp_pickle_node node = {
-        .kind = FSDP_NODE_GLOBAL, .flags = FSDP_NODE_HASHABLE, .as.global = global};
-    uint32_t dtype = 0;
-    node.known = (uint16_t)pickle_recognise(global, &dtype);
-    node.count = dtype;
-    return pickle_push_node(vm, node);
 }
 
 /* --- containers --------------------------------------------------------------------------------- */
@@ -336,13 +237,22 @@ static fsdp_status more_of(pickle_vm *vm, fsdp_node call, int part, fsdp_node_ki
     return FSDP_OK;
 }
 
+/* Every object of a class that the policy does not list may have items; no listed class is a set. */
+static bool takes_items(const fsdp_pickle_node *node, fsdp_node_kind kind)
+{
+    unsigned traits = pickle_traits(node->known);
+    return node->flags & FSDP_NODE_OPAQUE ||
+           (kind == FSDP_NODE_LIST && traits & PICKLE_TAKES_LISTS) ||
+           (kind == FSDP_NODE_DICT && traits & PICKLE_TAKES_DICTS);
+}
+
 fsdp_status pickle_append(pickle_vm *vm, fsdp_node target, fsdp_node_kind kind, size_t from)
 {
     FSDP_TRY(check_items(vm, kind, from));
     const fsdp_pickle_node *node = &vm->nodes[target];
     if (node->kind == kind)
         return extend(vm, target, from);
-    if (node->kind != FSDP_NODE_CALL || !pickle_takes_items(node, kind))
+    if (node->kind != FSDP_NODE_CALL || !takes_items(node, kind))
         return pickle_fail(vm, FSDP_ERR_REFUSED,
                            "an object that does not take items receives some");
     if (node->as.call->state != 0) /* the state could have replaced __setitem__ or append */

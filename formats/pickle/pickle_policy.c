@@ -341,12 +341,20 @@ static bool are_parts_of_time(call_check *check)
     return true;
 }
 
+/* True for a class whose objects may be made although the policy does not list it. */
+static bool is_unknown_class(const fsdp_pickle_node *node)
+{
+    return node->kind == FSDP_NODE_GLOBAL &&
+           (node->known == FSDP_KNOWN_FOREIGN ||
+            (pickle_is_torch(node->known) && !(pickle_traits(node->known) & PICKLE_CALLED)));
+}
+
 /* (class, base, state): base makes the object from the state. */
 static bool reconstruction_allowed(call_check *check)
 {
     const fsdp_pickle_node *class_node = node_at(check->vm, argument(check, 0));
     const fsdp_pickle_node *base = node_at(check->vm, argument(check, 1));
-    bool is_class = pickle_is_unknown_class(class_node) || is_builtin_class(class_node) ||
+    bool is_class = is_unknown_class(class_node) || is_builtin_class(class_node) ||
                     is_class_of(class_node, FSDP_KNOWN_SET, FSDP_KNOWN_COMPLEX) ||
                     is_class_of(class_node, FSDP_KNOWN_ORDERED_DICT, FSDP_KNOWN_NAMESPACE);
     if (!verdict(check, is_class, argument(check, 0)) || argument_count(check) != 3)
@@ -429,7 +437,7 @@ static bool rebuild_allowed(call_check *check, unsigned known)
         return verdict(check, is_tensor(check, argument(check, 0)), argument(check, 0)) &&
                verdict(check, state_is_harmless(check, argument(check, 3), 0), argument(check, 3));
     case FSDP_KNOWN_WRAPPER_SUBCLASS:
-        return verdict(check, pickle_is_unknown_class(node_at(check->vm, argument(check, 0))),
+        return verdict(check, is_unknown_class(node_at(check->vm, argument(check, 0))),
                        argument(check, 0)) &&
                are_parts_of_tensor(check, 1);
     case FSDP_KNOWN_DEVICE_TENSOR_NUMPY: return are_parts_of_tensor(check, 0);
@@ -445,7 +453,7 @@ static bool from_type_allowed(call_check *check)
     fsdp_node inner = argument(check, 2), state = argument(check, 3);
     bool is_function = function->kind == FSDP_NODE_GLOBAL && is_rebuild(function->known);
     if (!verdict(check, is_function, argument(check, 0)) ||
-        !verdict(check, pickle_is_unknown_class(type), argument(check, 1)) ||
+        !verdict(check, is_unknown_class(type), argument(check, 1)) ||
         !verdict(check, node_at(check->vm, inner)->kind == FSDP_NODE_TUPLE, inner) ||
         !verdict(check, state_is_harmless(check, state, 0), state))
         return false;
@@ -475,7 +483,7 @@ static bool allowed(call_check *check, unsigned known)
         return are_data(check, is_numpy(node_at(check->vm, argument(check, 0))) ? 1 : 0);
     case FSDP_KNOWN_NUMPY_RECONSTRUCT: {
         const fsdp_pickle_node *type = node_at(check->vm, argument(check, 0));
-        bool is_array = is_numpy(type) || pickle_is_unknown_class(type);
+        bool is_array = is_numpy(type) || is_unknown_class(type);
         return verdict(check, is_array, argument(check, 0)) && are_data(check, 1);
     }
     default: return is_rebuild(known) ? rebuild_allowed(check, known) : are_data(check, 0);
@@ -616,7 +624,7 @@ static fsdp_status call_getattr(pickle_vm *vm, fsdp_node callable, fsdp_node arg
     if (of->known == FSDP_KNOWN_SHARDED_TENSOR && is_text(vm, name, "ProcessGroupState") &&
         !vm->options->is_metadata)
         return pickle_push_call(vm, node, callable, args, 0);
-    if (is_text(vm, name, "__new__") && pickle_is_unknown_class(of) && !vm->options->is_metadata)
+    if (is_text(vm, name, "__new__") && is_unknown_class(of) && !vm->options->is_metadata)
         return push_pending(vm, FSDP_KNOWN_GETATTR, callable, args);
     return refuse_call(vm, callable);
 }
@@ -661,7 +669,10 @@ fsdp_status pickle_build(pickle_vm *vm, fsdp_node target, fsdp_node state)
     /* Python fails on data, so that bytes in an object with such a state are not a pickle */
     bool is_data =
         vm->options->depth > 0 && node->kind != FSDP_NODE_GLOBAL && node->kind != FSDP_NODE_CALL;
-    if (node->kind != FSDP_NODE_CALL || !pickle_takes_state(node))
+    bool takes_state =
+        node->kind == FSDP_NODE_CALL &&
+        (node->flags & FSDP_NODE_OPAQUE || pickle_traits(node->known) & PICKLE_TAKES_STATE);
+    if (!takes_state)
         return pickle_fail(vm, is_data ? FSDP_ERR_DAMAGED : FSDP_ERR_REFUSED,
                            "an object that does not take a state receives one");
     if (node->as.call->state != 0)
@@ -704,7 +715,8 @@ fsdp_status pickle_check_pending(pickle_vm *vm)
 
 static bool metadata_needs(pickle_how how, unsigned known)
 {
-    return pickle_is_in_metadata(known) || (pickle_is_dcp(known) && how != PICKLE_REDUCE);
+    return pickle_traits(known) & PICKLE_IN_METADATA ||
+           (pickle_is_dcp(known) && how != PICKLE_REDUCE);
 }
 
 static bool opaque_allowed(const pickle_vm *vm, pickle_how how, unsigned known)
@@ -770,7 +782,7 @@ static fsdp_status call_global(pickle_vm *vm, pickle_how how, fsdp_node callable
         node.flags = FSDP_NODE_OBJECT;
     if (vm->options->is_metadata && !metadata_needs(how, node.known))
         return refuse_call(vm, callable);
-    if (pickle_is_callable(node.known))
+    if (pickle_traits(node.known) & PICKLE_CALLED)
         return call_listed(vm, node, callable, args, kwargs);
     if (node.known == FSDP_KNOWN_GETATTR && how == PICKLE_REDUCE)
         return call_getattr(vm, callable, args);

@@ -5,6 +5,11 @@
 #include "base/core/mem.h"
 #include "formats/pickle/pickle.h"
 
+struct pickle_block {
+    struct pickle_block *next;
+    uint64_t data[];
+};
+
 /* Memory that is freed with the pickle: 8-byte aligned, not zeroed, in blocks that double. */
 typedef struct fsdp_pickle_store {
     struct pickle_block *blocks;
@@ -22,7 +27,6 @@ static inline void *pickle_store_take(fsdp_pickle_store *store, size_t size)
     store->next += bytes;
     return data;
 }
-void pickle_store_release(fsdp_pickle_store *store);
 
 /* Nodes that every pickle begins with. */
 enum {
@@ -104,10 +108,6 @@ static inline fsdp_node *pickle_shared(pickle_vm *vm, uint64_t a, uint64_t b)
 }
 
 fsdp_status pickle_push_int(pickle_vm *vm, int64_t value);
-fsdp_status pickle_push_bigint(pickle_vm *vm, const uint8_t *data, size_t size);
-fsdp_status pickle_push_text(pickle_vm *vm, fsdp_node_kind kind, const char *data, size_t size);
-/* UTF-8 as Python writes it with surrogatepass. */
-bool pickle_text_valid(const char *data, size_t size);
 /* Replaces the nodes on the stack from `from` on by a container of them. */
 fsdp_status pickle_push_items(pickle_vm *vm, fsdp_node_kind kind, size_t from);
 /* Appends the nodes on the stack from `from` on to the list, dict, set or object below. */
@@ -115,9 +115,6 @@ fsdp_status pickle_append(pickle_vm *vm, fsdp_node target, fsdp_node_kind kind, 
 /* Makes `node` a call; kwargs 0: none. */
 fsdp_status pickle_push_call(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable, fsdp_node args,
                              fsdp_node kwargs);
-/* module and name are copied. */
-fsdp_status pickle_push_global(pickle_vm *vm, const char *module, size_t module_size, const char *name,
-                               size_t name_size);
 
 /* --- pickle.c --- */
 
@@ -129,17 +126,18 @@ fsdp_status pickle_parse(const fsdp_pickle_options *options, const void *data, s
 
 /* Identifies the global; *dtype_out for those that stand for a dtype. */
 fsdp_known pickle_recognise(const fsdp_pickle_global *global, uint32_t *dtype_out);
-/* A function or class that readers evaluate. */
-bool pickle_is_callable(unsigned known);
-/* .metadata needs it, although it is not a class of DCP. */
-bool pickle_is_in_metadata(unsigned known);
+/* Per known global: whether readers evaluate it (a function, or a class), what may be added to an object after
+ * the call, and whether .metadata needs it although it is not a class of DCP. */
+enum {
+    PICKLE_CALLED = 1,
+    PICKLE_TAKES_LISTS = 2,
+    PICKLE_TAKES_DICTS = 4,
+    PICKLE_TAKES_STATE = 8,
+    PICKLE_IN_METADATA = 16
+};
+unsigned pickle_traits(unsigned known);
 bool pickle_is_torch(unsigned known);
 bool pickle_is_dcp(unsigned known);
-/* True for a class whose objects may be made although the policy does not list it. */
-bool pickle_is_unknown_class(const fsdp_pickle_node *node);
-/* True when items (LIST, DICT or SET) or a state may be added to the node. */
-bool pickle_takes_items(const fsdp_pickle_node *node, fsdp_node_kind kind);
-bool pickle_takes_state(const fsdp_pickle_node *node);
 /* True for a dotted name that can reach Python's library through another module. */
 bool pickle_leads_to_python(const fsdp_pickle_global *global);
 
