@@ -1,7 +1,8 @@
 /*
- * The state of the child process, shared by hdf5_child.c (requests), hdf5_child_reply.c (answers),
- * hdf5_child_vfd.c (the file as libhdf5 sees it), hdf5_child_object.c (groups, links,
- * datasets and attributes), hdf5_child_chunk.c (checks of stored chunks) and hdf5_child_type.c (types).
+ * The state of the child process, shared by hdf5_child.c (requests, and the file as libhdf5 sees it),
+ * hdf5_child_reply.c (messages), hdf5_child_object.c (groups, links, datasets and attributes),
+ * hdf5_child_chunk.c (checks of stored chunks, h5py's filter) and hdf5_child_type.c (types). These files, and
+ * hdf5_sandbox.c, run in the child.
  */
 #ifndef FSDP_HDF5_CHILD_H
 #define FSDP_HDF5_CHILD_H
@@ -36,30 +37,27 @@ typedef struct fsdp_h5_child {
 
 /* --- hdf5_child_reply.c --- */
 
-void fsdp_h5_send(const fsdp_h5_child *child, fsdp_h5_message_kind kind, int64_t number, int64_t size);
-/* Ends the process when the parent has closed the channel. */
+/* Both end the process when the parent has closed the channel. */
+void fsdp_h5_send(const fsdp_h5_child *child, const fsdp_h5_message *message);
 void fsdp_h5_receive(const fsdp_h5_child *child, fsdp_h5_message *message_out);
-void fsdp_h5_send_failure(const fsdp_h5_child *child, fsdp_status status, const fsdp_error *err);
-
-/* Adds bytes to the listing, which goes to the parent in parts. */
-void fsdp_h5_child_put(fsdp_h5_child *child, const void *data, size_t size);
-void fsdp_h5_child_put_u8(fsdp_h5_child *child, unsigned value);
-void fsdp_h5_child_put_i64(fsdp_h5_child *child, int64_t value);
-void fsdp_h5_child_put_string(fsdp_h5_child *child, const char *data, size_t size);
 
 /* "WHAT: libhdf5: ..." with libhdf5's innermost reason. */
 fsdp_status fsdp_h5_child_fail(fsdp_error *err, const char *what, ...) FSDP_PRINTF(2, 3);
-
-/* --- hdf5_child_vfd.c --- */
-
-/* Makes `access` open the file of the parent, under any name; no other file can be opened. */
-herr_t fsdp_h5_child_use(hid_t access, fsdp_h5_child *child);
 
 /* --- hdf5_child_object.c --- */
 
 fsdp_status fsdp_h5_child_list(fsdp_h5_child *child, fsdp_error *err);
 
 /* --- hdf5_child_chunk.c --- */
+
+enum { FSDP_H5_LZF = 32000 };
+extern const H5Z_class2_t fsdp_h5_lzf_filter;
+
+typedef enum fsdp_lzf_result { FSDP_LZF_OK, FSDP_LZF_NO_ROOM, FSDP_LZF_DAMAGED } fsdp_lzf_result;
+
+/* Decodes all of data. */
+fsdp_lzf_result fsdp_lzf_decode(const unsigned char *data, size_t size, unsigned char *out, size_t room,
+                                size_t *size_out);
 
 /* Checks the stored chunks of a box (NULL: of all) of a dataset, or of the sources of a virtual one.
  * FSDP_ERR_DAMAGED for a chunk from which libhdf5 would decode more bytes than it has. */

@@ -19,19 +19,60 @@ static const char *shown(const fsdp_h5_path *path, char out[NAME_SHOWN])
     return fsdp_printable(path->data, path->size, out, NAME_SHOWN);
 }
 
+/* --- the listing ------------------------------------------------------------------------------ */
+
+static void put(fsdp_h5_child *child, const void *data, size_t size)
+{
+    const char *from = data;
+    while (size > 0) {
+        size_t n = FSDP_H5_REPLY_ROOM - child->reply_size;
+        if (n > size)
+            n = size;
+        memcpy(child->reply + child->reply_size, from, n);
+        child->reply_size += n;
+        from += n;
+        size -= n;
+        if (child->reply_size < FSDP_H5_REPLY_ROOM)
+            continue;
+        fsdp_h5_message answer;
+        fsdp_h5_send(child, &(fsdp_h5_message){.kind = FSDP_H5_PART, .size = FSDP_H5_REPLY_ROOM});
+        fsdp_h5_receive(child, &answer);
+        child->reply_size = 0;
+    }
+}
+
+static void put_u8(fsdp_h5_child *child, unsigned value)
+{
+    unsigned char byte = (unsigned char)value;
+    put(child, &byte, 1);
+}
+
+static void put_i64(fsdp_h5_child *child, int64_t value)
+{
+    put(child, &value, sizeof value);
+}
+
+/* Adds bytes to the listing, which goes to the parent in parts. */
+static void put_string(fsdp_h5_child *child, const char *data, size_t size)
+{
+    uint32_t shown = size > UINT32_MAX ? UINT32_MAX : (uint32_t)size;
+    put(child, &shown, sizeof shown);
+    put(child, data, shown);
+}
+
 /* --- values ----------------------------------------------------------------------------------- */
 
 static void put_class(fsdp_h5_child *child, char kind, const char *text)
 {
-    fsdp_h5_child_put_u8(child, (unsigned char)kind);
-    fsdp_h5_child_put_string(child, text, strlen(text));
+    put_u8(child, (unsigned char)kind);
+    put_string(child, text, strlen(text));
 }
 
 static void put_shape(fsdp_h5_child *child, char kind, const fsdp_box *whole)
 {
-    fsdp_h5_child_put_u8(child, (unsigned char)kind);
-    fsdp_h5_child_put_u8(child, (unsigned)whole->ndim);
-    fsdp_h5_child_put(child, whole->len, (size_t)whole->ndim * sizeof whole->len[0]);
+    put_u8(child, (unsigned char)kind);
+    put_u8(child, (unsigned)whole->ndim);
+    put(child, whole->len, (size_t)whole->ndim * sizeof whole->len[0]);
 }
 
 /* The extent as a box; false for a null dataspace. */
@@ -56,7 +97,7 @@ static fsdp_status take_shape(hid_t space, fsdp_box *whole_out, bool *is_null_ou
 static void put_texts(fsdp_h5_child *child, char *const *texts, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        fsdp_h5_child_put_string(child, texts[i] ? texts[i] : "", texts[i] ? strlen(texts[i]) : 0);
+        put_string(child, texts[i] ? texts[i] : "", texts[i] ? strlen(texts[i]) : 0);
 }
 
 /* Text of fixed size ends at a zero byte, or at its last byte other than padding. */
@@ -67,7 +108,7 @@ static void put_fixed_texts(fsdp_h5_child *child, const char *data, size_t count
         size_t n = padding == H5T_STR_NULLTERM ? strnlen(data, size) : size;
         while (n > 0 && data[n - 1] == '\0')
             n--;
-        fsdp_h5_child_put_string(child, data, n);
+        put_string(child, data, n);
     }
 }
 
@@ -192,7 +233,7 @@ static void put_elements(fsdp_h5_child *child, const fsdp_h5_type_info *info, hi
     } else if (info->kind == FSDP_H5_FIXED_TEXT) {
         put_fixed_texts(child, data, count, size, H5Tget_strpad(memory));
     } else {
-        fsdp_h5_child_put(child, data, count * size);
+        put(child, data, count * size);
     }
 }
 
@@ -244,9 +285,9 @@ static herr_t put_attribute(hid_t object, const char *name, const H5A_info_t *in
         return -1;
     hid_t type = H5Aget_type(attribute), space = H5Aget_space(attribute);
     if (type >= 0 && space >= 0) {
-        fsdp_h5_child_put_u8(walk->child, 'A');
-        fsdp_h5_child_put_string(walk->child, walk->path->data, walk->path->size);
-        fsdp_h5_child_put_string(walk->child, name, strlen(name));
+        put_u8(walk->child, 'A');
+        put_string(walk->child, walk->path->data, walk->path->size);
+        put_string(walk->child, name, strlen(name));
         put_attribute_value(walk->child, attribute, type, space);
     }
     H5Sclose(space);
@@ -375,18 +416,18 @@ static void put_place(fsdp_h5_child *child, hid_t dataset, hid_t creation, const
     hsize_t stored =
         layout == H5D_VIRTUAL ? (hsize_t)child->file_size : H5Dget_storage_size(dataset);
     hsize_t chunk[H5S_MAX_RANK];
-    fsdp_h5_child_put_i64(child, plain_offset(dataset, creation, whole, element_size));
-    fsdp_h5_child_put_i64(child, stored > INT64_MAX ? INT64_MAX : (int64_t)stored);
+    put_i64(child, plain_offset(dataset, creation, whole, element_size));
+    put_i64(child, stored > INT64_MAX ? INT64_MAX : (int64_t)stored);
     bool is_chunked =
         layout == H5D_CHUNKED && H5Pget_chunk(creation, H5S_MAX_RANK, chunk) == whole->ndim;
     unsigned flags;
     size_t values = 0;
     bool has_checksums = H5Pget_filter_by_id2(creation, H5Z_FILTER_FLETCHER32, &flags, &values,
                                               NULL, 0, NULL, NULL) >= 0;
-    fsdp_h5_child_put_u8(child, has_checksums);
-    fsdp_h5_child_put_u8(child, is_chunked);
+    put_u8(child, has_checksums);
+    put_u8(child, is_chunked);
     for (int d = 0; is_chunked && d < whole->ndim; d++)
-        fsdp_h5_child_put_i64(child, (int64_t)chunk[d]);
+        put_i64(child, (int64_t)chunk[d]);
 }
 
 /* A dataset that is being listed. */
@@ -405,13 +446,13 @@ static fsdp_status put_tensor(fsdp_h5_child *child, const fsdp_h5_path *path,
         return fsdp_fail_memory(err, "a list of datasets");
     child->datasets[child->count++] = set->address;
     fsdp_dtype stored = set->info.dtype != FSDP_DTYPE_NONE ? set->info.dtype : set->mark;
-    fsdp_h5_child_put_u8(child, 'D');
-    fsdp_h5_child_put_string(child, path->data, path->size);
-    fsdp_h5_child_put_u8(child, set->info.dtype);
-    fsdp_h5_child_put_u8(child, set->mark);
-    fsdp_h5_child_put_u8(child, set->info.is_swapped);
-    fsdp_h5_child_put_u8(child, (unsigned)set->whole.ndim);
-    fsdp_h5_child_put(child, set->whole.len, (size_t)set->whole.ndim * sizeof set->whole.len[0]);
+    put_u8(child, 'D');
+    put_string(child, path->data, path->size);
+    put_u8(child, set->info.dtype);
+    put_u8(child, set->mark);
+    put_u8(child, set->info.is_swapped);
+    put_u8(child, (unsigned)set->whole.ndim);
+    put(child, set->whole.len, (size_t)set->whole.ndim * sizeof set->whole.len[0]);
     put_place(child, set->id, set->creation, &set->whole, fsdp_dtype_size(stored));
     return FSDP_OK;
 }
@@ -426,8 +467,8 @@ static fsdp_status put_dataset(fsdp_h5_child *child, const fsdp_h5_path *path, l
     set->mark = marked_dtype(set->id, set->type, &set->info);
     if (!is_null && (set->info.dtype != FSDP_DTYPE_NONE || set->mark != FSDP_DTYPE_NONE))
         return put_tensor(child, path, set, err);
-    fsdp_h5_child_put_u8(child, 'V');
-    fsdp_h5_child_put_string(child, path->data, path->size);
+    put_u8(child, 'V');
+    put_string(child, path->data, path->size);
     if (!is_null && set->info.kind == FSDP_H5_TEXT)
         return put_text_dataset(child, set->id, set->type, set->space, &set->whole, err);
     put_class(child, 'c', is_null ? "null dataspace" : set->info.text);
@@ -526,9 +567,9 @@ static void put_soft_link(group_walk *walk, hid_t group, const char *name, size_
     set_path(walk, walk->frames[walk->depth - 1].path_size, name);
     if (walk->path.failed)
         return;
-    fsdp_h5_child_put_u8(walk->child, 'S');
-    fsdp_h5_child_put_string(walk->child, walk->path.data, walk->path.size);
-    fsdp_h5_child_put_string(walk->child, target, strnlen(target, sizeof target));
+    put_u8(walk->child, 'S');
+    put_string(walk->child, walk->path.data, walk->path.size);
+    put_string(walk->child, target, strnlen(target, sizeof target));
 }
 
 static fsdp_status check_link(const group_walk *walk, const char *name, H5L_type_t type)
@@ -664,6 +705,6 @@ fsdp_status fsdp_h5_child_list(fsdp_h5_child *child, fsdp_error *err)
     fsdp_free(walk.frames);
     fsdp_text_release(&walk.path);
     if (status == FSDP_OK)
-        fsdp_h5_child_put_u8(child, 'E');
+        put_u8(child, 'E');
     return status;
 }

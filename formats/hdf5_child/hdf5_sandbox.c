@@ -108,24 +108,6 @@ static bool set_limits(void)
            setrlimit(RLIMIT_MEMLOCK, &none) == 0;
 }
 
-void fsdp_hdf5_sandbox_extend(pid_t child, int64_t memory)
-{
-    clockid_t clock;
-    struct timespec used;
-    struct rlimit limit;
-    if (clock_getcpuclockid(child, &clock) == 0 && clock_gettime(clock, &used) == 0 &&
-        prlimit(child, RLIMIT_CPU, NULL, &limit) == 0) {
-        rlim_t seconds = (rlim_t)used.tv_sec + FSDP_HDF5_CPU_SECONDS + 1;
-        limit.rlim_cur = limit.rlim_max < seconds ? limit.rlim_max : seconds;
-        (void)prlimit(child, RLIMIT_CPU, &limit, NULL);
-    }
-    if (memory > 0 && prlimit(child, RLIMIT_AS, NULL, &limit) == 0) {
-        rlim_t more = limit.rlim_max - limit.rlim_cur;
-        limit.rlim_cur += more < (rlim_t)memory ? more : (rlim_t)memory;
-        (void)prlimit(child, RLIMIT_AS, &limit, NULL);
-    }
-}
-
 /* --- system calls ----------------------------------------------------------------------------- */
 
 #if FSDP_HAVE_SECCOMP
@@ -221,10 +203,4 @@ fsdp_status fsdp_hdf5_sandbox_enter(int *channel, bool limits_only, fsdp_error *
     if (!set_limits())
         return fsdp_fail_errno(err, errno, "cannot limit the process that reads HDF5");
     return limits_only ? FSDP_OK : forbid_calls(err);
-}
-
-void fsdp_hdf5_sandbox_end(void)
-{
-    for (;;)
-        _exit(0);
 }

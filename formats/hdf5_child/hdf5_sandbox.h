@@ -23,9 +23,5 @@ enum { FSDP_HDF5_CPU_SECONDS = 60 };              /* of one request */
 /* In the child: closes every descriptor but *channel (whose number changes) and enters the sandbox, which is
  * limits and seccomp (FSDP_ERR_REFUSED where kernel or build has none) or, with limits_only, limits alone. */
 fsdp_status fsdp_hdf5_sandbox_enter(int *channel, bool limits_only, fsdp_error *err);
-void fsdp_hdf5_sandbox_end(void) __attribute__((noreturn));
-
-/* In the parent: raises the limits for one more request. A limit that the kernel does not raise stays. */
-void fsdp_hdf5_sandbox_extend(pid_t child, int64_t memory);
 
 #endif

@@ -8,10 +8,11 @@
  *   parent:   hdf5_read.c     the format: bid, open, boxes; the file in a .keras file
  *             hdf5_session.c  forks the child, sends requests, checks every reply
  *             hdf5_listing.c  checks the child's listing and fills the catalog
- *   both:     hdf5_protocol.h the messages; hdf5_sandbox.c limits and seccomp
- *   child:    hdf5_child.c    requests; hdf5_child_vfd.c the file as libhdf5 sees it
+ *   both:     hdf5_protocol.h the messages; hdf5_sandbox.h the limits
+ *   child:    hdf5_sandbox.c  limits and seccomp; hdf5_child_reply.c messages
+ *             hdf5_child.c    requests, and the file as libhdf5 sees it
  *             hdf5_child_object.c groups and links, datasets and attributes
- *             hdf5_child_chunk.c checks of stored chunks; hdf5_child_type.c types; hdf5_lzf.c h5py's filter
+ *             hdf5_child_chunk.c checks of stored chunks, h5py's filter; hdf5_child_type.c types
  *
  * A crafted file may take over the child, so the parent trusts nothing that it sends. A session serves one
  * request at a time, and every wait has a deadline. Callers: detect (the format) and native_check.c (a

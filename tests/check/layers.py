@@ -31,7 +31,7 @@ ONLY = {("statedict", "formats"): {"formats/format.h", "formats/frameworks.h", "
 
 THIRD_PARTY = {
     "hdf5.h": r"formats/hdf5(_child)?/hdf5_\w+\.[ch]|tests/.*",
-    "H5FDdevelop.h": r"formats/(hdf5/hdf5_file|hdf5_child/hdf5_child_vfd)\.c",
+    "H5FDdevelop.h": r"formats/(hdf5/hdf5_file|hdf5_child/hdf5_child)\.c",
     "H5PLextern.h": r"formats/hdf5/hdf5_plugin\.c",
     "mpi.h": r"runtime/(bootstrap/(ctl_mpi|mpi_process)|comm_message/p2p_mpi)\.[ch]|tests/mpi/.*",
     "zlib.h": r"formats/(source/source_stream|zip/zip_read|hdf5_child/hdf5_child_chunk)\.c"

@@ -4,7 +4,7 @@
  */
 #include "base/core/mem.h"
 #include "formats/hdf5_child/hdf5_listing.h"
-#include "formats/hdf5_child/hdf5_lzf.h"
+#include "formats/hdf5_child/hdf5_child.h"
 #include "formats/hdf5_child/hdf5_session.h"
 
 #include <criterion/criterion.h>
