@@ -515,31 +515,3 @@ void fsdp_source_count_rounded(fsdp_source *source)
 {
     source->rounded_count++;
 }
-
-size_t fsdp_source_check_count(const fsdp_source *source)
-{
-    size_t checks = source->ops.check_count ? source->ops.check_count(source->state) : 0;
-    return source->check_count + source->stream_count + checks;
-}
-
-int64_t fsdp_source_check_bytes(const fsdp_source *source)
-{
-    int64_t bytes = source->ops.check_bytes ? source->ops.check_bytes(source->state) : 0;
-    bool fits = true;
-    for (size_t i = 0; i < source->check_count; i++)
-        fits = fits && !__builtin_add_overflow(bytes, source->checks[i].size, &bytes);
-    for (size_t i = 0; i < source->stream_count; i++)
-        fits = fits && !__builtin_add_overflow(bytes, fsdp_packed_size(source->streams[i]), &bytes);
-    return fits && bytes < FSDP_SOURCE_CHECK_MOST ? bytes : FSDP_SOURCE_CHECK_MOST;
-}
-
-fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_reader *reader,
-                              fsdp_error *err)
-{
-    if (number < source->check_count)
-        return fsdp_crc_check(source, &source->checks[number], reader, err);
-    number -= source->check_count;
-    if (number < source->stream_count)
-        return fsdp_packed_check(source, (int)number, reader, err);
-    return source->ops.check(source->state, number - source->stream_count, reader, err);
-}

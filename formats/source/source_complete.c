@@ -341,8 +341,9 @@ static fsdp_status check_ratio(const fsdp_source *source, const fsdp_source_tens
         if (chunk->file < 0 && chunk->stream < 0)
             return FSDP_OK;
         int64_t span = chunk_span(chunk, tensor->ndim, element_size);
-        if (chunk->stream >= 0 && fsdp_packed_stored(source->streams[chunk->stream]) < span)
-            span = fsdp_packed_stored(source->streams[chunk->stream]);
+        if (chunk->stream >= 0 &&
+            fsdp_source_stream_at(source, (size_t)chunk->stream)->stored < span)
+            span = fsdp_source_stream_at(source, (size_t)chunk->stream)->stored;
         stored += span;
     }
     if (size / FSDP_SOURCE_RATIO <= stored)

@@ -1,6 +1,6 @@
 /*
  * The private state of a source, shared by source.c (builder), source_file.c (open files),
- * source_complete.c (coverage), source_stream.c (compressed bytes) and source_read.c (boxes).
+ * source_complete.c (coverage), source_stream.c (compressed bytes, checksums) and source_read.c (boxes).
  */
 #ifndef FSDP_SOURCE_INTERNAL_H
 #define FSDP_SOURCE_INTERNAL_H
@@ -117,13 +117,7 @@ const char *fsdp_tensor_text(const fsdp_source_tensor *tensor, char *out, size_t
 
 /* Allocates the reader's buffer unless it has one. */
 fsdp_status fsdp_reader_prepare(fsdp_source_reader *reader, fsdp_error *err);
-const fsdp_source_stream *fsdp_packed_where(const packed_stream *stream);
-int64_t fsdp_packed_stored(const packed_stream *stream);
-int64_t fsdp_packed_size(const packed_stream *stream);
+const fsdp_source_stream *fsdp_source_stream_at(const fsdp_source *source, size_t stream);
 void fsdp_packed_free(packed_stream *stream);   /* the struct belongs to the arena */
-/* Decodes to the end, so that size and CRC are checked. */
-fsdp_status fsdp_packed_check(fsdp_source *source, int stream, fsdp_source_reader *reader, fsdp_error *err);
-fsdp_status fsdp_crc_check(fsdp_source *source, const fsdp_source_crc *check, fsdp_source_reader *reader,
-                           fsdp_error *err);
 
 #endif

@@ -286,7 +286,7 @@ static fsdp_status add_packed(joined *all, joined_part *part, fsdp_error *err)
     int number;
     part->streams = (int)all->source->stream_count;
     for (size_t i = 0; i < part->source->stream_count; i++) {
-        fsdp_source_stream stream = *fsdp_packed_where(part->source->streams[i]);
+        fsdp_source_stream stream = *fsdp_source_stream_at(part->source, i);
         stream.file = part->files[stream.file];
         FSDP_TRY(fsdp_source_add_stream(all->source, &stream, &number, err));
     }

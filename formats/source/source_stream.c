@@ -2,7 +2,8 @@
  * Compressed streams of a source, which must be decoded from the beginning. A ring keeps the
  * part decoded last, so that threads that read forwards share one decode. A reader that goes
  * back further restarts the stream; after some restarts it is spooled into an unnamed file, or
- * at the first read when fsdp_source_announce expects that.
+ * at the first read when fsdp_source_announce expects that. Checks of streams and of other bytes
+ * that have a checksum stand here too.
  */
 #include "formats/source/source_internal.h"
 #include "kernels/kernels.h"
@@ -66,19 +67,9 @@ int64_t fsdp_source_stream_size(const fsdp_source *source, int stream)
     return source->streams[stream]->where.size;
 }
 
-const fsdp_source_stream *fsdp_packed_where(const packed_stream *stream)
+const fsdp_source_stream *fsdp_source_stream_at(const fsdp_source *source, size_t stream)
 {
-    return &stream->where;
-}
-
-int64_t fsdp_packed_stored(const packed_stream *stream)
-{
-    return stream->where.stored;
-}
-
-int64_t fsdp_packed_size(const packed_stream *stream)
-{
-    return stream->where.size;
+    return &source->streams[stream]->where;
 }
 
 /* Requests a spool file, which the first read makes. */
@@ -471,8 +462,9 @@ static fsdp_status check_locked(fsdp_source *source, packed_stream *stream,
     return status;
 }
 
-fsdp_status fsdp_packed_check(fsdp_source *source, int number, fsdp_source_reader *reader,
-                              fsdp_error *err)
+/* Decodes to the end, so that size and CRC are checked. */
+static fsdp_status check_stream(fsdp_source *source, int number, fsdp_source_reader *reader,
+                                fsdp_error *err)
 {
     packed_stream *stream = source->streams[number];
     fsdp_source_reader uncounted = {0};
@@ -498,8 +490,8 @@ int64_t fsdp_source_checked_bytes(const fsdp_source *source)
     return bytes + atomic_load(&source->checked_bytes);
 }
 
-fsdp_status fsdp_crc_check(fsdp_source *source, const fsdp_source_crc *check,
-                           fsdp_source_reader *reader, fsdp_error *err)
+static fsdp_status check_crc(fsdp_source *source, const fsdp_source_crc *check,
+                             fsdp_source_reader *reader, fsdp_error *err)
 {
     FSDP_TRY(fsdp_reader_prepare(reader, err));
     uint32_t crc = 0;
@@ -519,6 +511,34 @@ fsdp_status fsdp_crc_check(fsdp_source *source, const fsdp_source_crc *check,
                      ", has CRC-32 %08x, and %08x was stored",
                      source->files[check->file].path, check->what, check->offset,
                      check->offset + check->size, crc, check->crc);
+}
+
+size_t fsdp_source_check_count(const fsdp_source *source)
+{
+    size_t checks = source->ops.check_count ? source->ops.check_count(source->state) : 0;
+    return source->check_count + source->stream_count + checks;
+}
+
+int64_t fsdp_source_check_bytes(const fsdp_source *source)
+{
+    int64_t bytes = source->ops.check_bytes ? source->ops.check_bytes(source->state) : 0;
+    bool fits = true;
+    for (size_t i = 0; i < source->check_count; i++)
+        fits = fits && !__builtin_add_overflow(bytes, source->checks[i].size, &bytes);
+    for (size_t i = 0; i < source->stream_count; i++)
+        fits = fits && !__builtin_add_overflow(bytes, source->streams[i]->where.size, &bytes);
+    return fits && bytes < FSDP_SOURCE_CHECK_MOST ? bytes : FSDP_SOURCE_CHECK_MOST;
+}
+
+fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_reader *reader,
+                              fsdp_error *err)
+{
+    if (number < source->check_count)
+        return check_crc(source, &source->checks[number], reader, err);
+    number -= source->check_count;
+    if (number < source->stream_count)
+        return check_stream(source, (int)number, reader, err);
+    return source->ops.check(source->state, number - source->stream_count, reader, err);
 }
 
 /* --- for formats ------------------------------------------------------------------------------ */
@@ -645,7 +665,7 @@ fsdp_status fsdp_source_announce(fsdp_source *source, size_t number, bool repeat
         packed_stream *stream = stream_of(source, chunk);
         if (!stream)
             continue;
-        bool fits_alone = packed_room(source, stream) >= fsdp_packed_size(stream);
+        bool fits_alone = packed_room(source, stream) >= stream->where.size;
         bool again = repeated || !is_in_order(chunk, tensor->ndim);
         if ((again && !fits_alone) || (!fit && !is_run(chunk, tensor)))
             packed_expect_spool(stream);
@@ -660,7 +680,7 @@ void fsdp_source_reading_limits(const fsdp_source *source, int *threads_out, int
     for (size_t i = 0; i < source->stream_count; i++) {
         int64_t room = packed_room(source, source->streams[i]);
         int64_t together = source->stream_memory / room;
-        if (room >= fsdp_packed_size(source->streams[i]))
+        if (room >= source->streams[i]->where.size)
             continue;
         *bytes_out = room < *bytes_out ? room : *bytes_out;
         if (together < *threads_out)
@@ -673,7 +693,7 @@ int64_t fsdp_source_spool_bytes(const fsdp_source *source)
     int64_t bytes = 0;
     for (size_t i = 0; i < source->stream_count; i++) {
         if (packed_is_for_spool(source->streams[i]))
-            bytes += fsdp_packed_size(source->streams[i]);
+            bytes += source->streams[i]->where.size;
     }
     return bytes;
 }
