@@ -54,8 +54,6 @@ fsdp_status dcp_add_value(dcp_state *state, const char *name, size_t name_size, 
                           fsdp_error *err);
 /* Reserves capacity for about so many pieces. */
 void dcp_expect(dcp_state *state, size_t pieces);
-/* Reads a whole file of metadata; the caller frees *data_out, also after a failure. */
-fsdp_status dcp_read_bytes(fsdp_io *io, const char *path, char **data_out, size_t *size_out, fsdp_error *err);
 bool dcp_is_rank_metadata(const char *name);
 
 extern const fsdp_format_reader fsdp_dcp_reader;      /* dcp_read.c; the format is in dcp_write.c */

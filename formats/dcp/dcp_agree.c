@@ -1,4 +1,4 @@
-/* Signs that the files of a directory are of two saves: see dcp_agree.h. */
+/* Steps of an optimizer as a sign that the files of a directory are of two saves: see dcp_agree.h. */
 #include "formats/dcp/dcp_agree.h"
 
 #include "base/text.h"
@@ -6,22 +6,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-/* --- bytes --------------------------------------------------------------------------------------- */
-
-fsdp_status dcp_agree_bytes(const fsdp_source *source, int file, int64_t in_items, fsdp_error *err)
-{
-    int64_t size = fsdp_source_file_size(source, (size_t)file);
-    if (in_items >= size)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' has %lld bytes, but the metadata of '%s' has items in only %lld of "
-                     "them" FSDP_TWO_SAVES "; use --from dcp to read them",
-                     fsdp_source_file_path(source, (size_t)file), (long long)size,
-                     fsdp_source_path(source), (long long)in_items);
-}
-
-/* --- steps --------------------------------------------------------------------------------------- */
 
 void dcp_steps_release(dcp_steps *steps)
 {

@@ -3,18 +3,15 @@
  * older checkpoint file by file, and replaces `.metadata` last: a save that is cut short leaves files of two.
  * Items have no number of their save, so these are the signs that there are:
  *
- *   bytes      items follow one another in a file, from its first byte to its last
+ *   bytes      items follow one another in a file, from its first byte to its last (dcp_metadata.c)
  *   steps      the optimizer counts the steps of each parameter: two files of a save do not differ in all
  *
- * In: what dcp_metadata.c reads, which calls these functions. They refuse with FSDP_ERR_DAMAGED.
+ * In: the items that dcp_metadata.c reads. It calls these functions, which refuse with FSDP_ERR_DAMAGED.
  */
 #ifndef FSDP_DCP_AGREE_H
 #define FSDP_DCP_AGREE_H
 
 #include "formats/dcp/dcp.h"
-
-/* Refuses a file of whose bytes some are in no item. */
-fsdp_status dcp_agree_bytes(const fsdp_source *source, int file, int64_t in_items, fsdp_error *err);
 
 /* The steps of parameters that one file holds for one optimizer; bounds are known of those that were read. */
 typedef struct dcp_step_group {

@@ -872,6 +872,31 @@ static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
     return read_entries(meta, entries, err);
 }
 
+/* Reads a whole file of metadata; the caller frees *data_out, also after a failure. */
+static fsdp_status read_bytes(fsdp_io *io, const char *path, char **data_out, size_t *size_out,
+                              fsdp_error *err)
+{
+    enum { METADATA_LIMIT = 2000 << 20 };
+    fsdp_file *file = NULL;
+    int64_t size = 0;
+    *size_out = 0;
+    FSDP_TRY(fsdp_io_open(io, path, FSDP_IO_READ, &file, err));
+    fsdp_status st = FSDP_OK;
+    int result = file->ops->size(file, &size);
+    if (result < 0)
+        st = fsdp_fail_errno(err, -result, "cannot get the size of '%s'", path);
+    else if (size > METADATA_LIMIT)
+        st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' has %lld bytes, at most %d are allowed", path,
+                       (long long)size, METADATA_LIMIT);
+    else if (!(*data_out = fsdp_realloc(NULL, (size_t)size + 1, 1)))
+        st = fsdp_fail_memory(err, path);
+    else
+        st = fsdp_io_read(file, path, *data_out, (size_t)size, 0, err);
+    *size_out = (size_t)size;
+    (void)fsdp_io_close(&file, path, NULL); /* read only: a failed close loses nothing */
+    return st;
+}
+
 static fsdp_status read_file(metadata *meta, const fsdp_probe *probe, const char *name,
                              fsdp_error *err)
 {
@@ -880,7 +905,7 @@ static fsdp_status read_file(metadata *meta, const fsdp_probe *probe, const char
         return fsdp_fail_memory(err, "a path");
     size_t size;
     meta->archive = (torch_archive){.source = meta->source, .where = path};
-    fsdp_status st = dcp_read_bytes(probe->io, path, &meta->archive.data, &size, err);
+    fsdp_status st = read_bytes(probe->io, path, &meta->archive.data, &size, err);
     if (st == FSDP_OK)
         st = read_root(meta, size, err);
     torch_archive_release(&meta->archive);
@@ -951,6 +976,20 @@ static fsdp_status read_ranks(metadata *meta, const fsdp_probe *probe, fsdp_erro
     return st == FSDP_OK ? dcp_replicas_compare(&meta->replicas, meta->source, err) : st;
 }
 
+/* Refuses a file of whose bytes some are in no item. */
+static fsdp_status check_bytes(const fsdp_source *source, int file, int64_t in_items,
+                               fsdp_error *err)
+{
+    int64_t size = fsdp_source_file_size(source, (size_t)file);
+    if (in_items >= size)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s' has %lld bytes, but the metadata of '%s' has items in only %lld of "
+                     "them" FSDP_TWO_SAVES "; use --from dcp to read them",
+                     fsdp_source_file_path(source, (size_t)file), (long long)size,
+                     fsdp_source_path(source), (long long)in_items);
+}
+
 /* A person who names the format takes the directory as it is. */
 static fsdp_status compare_files(metadata *meta, const fsdp_probe *probe, fsdp_error *err)
 {
@@ -959,7 +998,7 @@ static fsdp_status compare_files(metadata *meta, const fsdp_probe *probe, fsdp_e
     for (size_t i = 0; i < meta->file_count; i++) {
         const item_file *file = &meta->item_files[i];
         if (!file->is_lost && !file->header)
-            FSDP_TRY(dcp_agree_bytes(meta->source, file->number, file->in_items, err));
+            FSDP_TRY(check_bytes(meta->source, file->number, file->in_items, err));
     }
     return dcp_agree_steps(meta->source, &meta->steps, err);
 }

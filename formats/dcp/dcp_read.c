@@ -329,32 +329,6 @@ fsdp_status dcp_add_value(dcp_state *state, const char *name, size_t name_size,
     return st;
 }
 
-/* --- metadata ----------------------------------------------------------------------------------- */
-
-fsdp_status dcp_read_bytes(fsdp_io *io, const char *path, char **data_out, size_t *size_out,
-                           fsdp_error *err)
-{
-    enum { METADATA_LIMIT = 2000 << 20 };
-    fsdp_file *file = NULL;
-    int64_t size = 0;
-    *size_out = 0;
-    FSDP_TRY(fsdp_io_open(io, path, FSDP_IO_READ, &file, err));
-    fsdp_status st = FSDP_OK;
-    int result = file->ops->size(file, &size);
-    if (result < 0)
-        st = fsdp_fail_errno(err, -result, "cannot get the size of '%s'", path);
-    else if (size > METADATA_LIMIT)
-        st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' has %lld bytes, at most %d are allowed", path,
-                       (long long)size, METADATA_LIMIT);
-    else if (!(*data_out = fsdp_realloc(NULL, (size_t)size + 1, 1)))
-        st = fsdp_fail_memory(err, path);
-    else
-        st = fsdp_io_read(file, path, *data_out, (size_t)size, 0, err);
-    *size_out = (size_t)size;
-    (void)fsdp_io_close(&file, path, NULL); /* read only: a failed close loses nothing */
-    return st;
-}
-
 /* --- the format --------------------------------------------------------------------------------- */
 
 /* "__12.metadata" */
