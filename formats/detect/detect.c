@@ -8,13 +8,11 @@
  *   formats.c        the list as an array
  *   format_find.c    formats by their names
  *   detect.c         fsdp_source_open: the path is examined once, every format bids on the facts found, and
- *                    the highest bid opens it
- *   archives.c       archives, which are unpacked first
+ *                    the highest bid opens it; archives are refused, with the command that unpacks them
  *
  * The functions of the room are declared in <fsdp/format.h>, source.h and target.h. Callers: statedict, and
  * the tools of the list. It is the top of formats and may refer to all rooms.
  */
-#include "formats/detect/archives.h"
 #include "base/io/io_note.h"
 #include "formats/source/source_internal.h"
 
@@ -112,6 +110,64 @@ static fsdp_status look(seen_path *seen, fsdp_error *err)
                                     : look_at_head(seen, err);
 }
 
+/* --- archives ----------------------------------------------------------------------------------- */
+
+/* A way of packing, and the program that unpacks one file. */
+static const struct packing {
+    const char *name, *head, *command;
+    size_t offset, size;
+} packings[] = {
+    {"tar", "ustar", "tar -xf", 257, 5},
+    {"gzip", "\x1f\x8b\x08", "gzip -dk", 0, 3},
+    {"zstd", "\x28\xb5\x2f\xfd", "zstd -d", 0, 4},
+    {"xz",
+     "\xfd"
+     "7zXZ\0",
+     "xz -dk", 0, 6},
+    {"bzip2", "BZh", "bzip2 -dk", 0, 3},
+};
+
+static bool is_it(const struct packing *packing, const fsdp_probe *probe)
+{
+    return probe->head_size >= packing->offset + packing->size &&
+           memcmp(probe->head + packing->offset, packing->head, packing->size) == 0;
+}
+
+/* "x.tar.gz", "x.tgz" */
+static bool holds_tar(const char *path)
+{
+    static const char *const short_names[] = {".tgz", ".tzst", ".txz", ".tbz", ".tbz2"};
+    const char *slash = strrchr(path, '/');
+    for (size_t i = 0; i < sizeof short_names / sizeof *short_names; i++)
+        if (fsdp_has_suffix(path, short_names[i]))
+            return true;
+    return strstr(slash ? slash + 1 : path, ".tar.") != NULL;
+}
+
+/* FSDP_ERR_NOT_FOUND names the kind of archive that the file is, and the command that unpacks it. FSDP_OK: it
+ * is none that is known. */
+static fsdp_status check_archive(const fsdp_probe *probe, fsdp_error *err)
+{
+    for (size_t i = 0; i < sizeof packings / sizeof *packings && !probe->is_directory; i++) {
+        const struct packing *packing = &packings[i];
+        fsdp_text path = {0};
+        if (!is_it(packing, probe))
+            continue;
+        bool is_tar = i == 0 || holds_tar(probe->path);
+        fsdp_text_add_quoted(&path, probe->path);
+        fsdp_status st =
+            path.failed ? fsdp_fail_memory(err, probe->path)
+                        : fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                                    "'%s' is packed (%s); unpack it first with %s %s, and name the "
+                                    "unpacked files",
+                                    probe->path, i > 0 && is_tar ? "tar" : packing->name,
+                                    is_tar ? packings[0].command : packing->command, path.data);
+        fsdp_text_release(&path);
+        return st;
+    }
+    return FSDP_OK;
+}
+
 /* --- errors ----------------------------------------------------------------------------------- */
 
 static void describe_directory(const fsdp_probe *probe, fsdp_text *text)
@@ -150,7 +206,7 @@ static bool bids(const fsdp_format *format)
 static fsdp_status fail_unknown(const fsdp_probe *probe, fsdp_error *err)
 {
     fsdp_text text = {0};
-    FSDP_TRY(fsdp_archives_check(probe, err));
+    FSDP_TRY(check_archive(probe, err));
     if (probe->is_directory)
         describe_directory(probe, &text);
     else

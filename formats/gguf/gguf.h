@@ -26,10 +26,10 @@ typedef enum gguf_kind {
 /* Bytes of a number; of a string and an array the fewest that one takes. 0: there is no such type. */
 size_t gguf_kind_size(uint32_t kind);
 
-/* The dtype of a ggml type; NONE where we have none, and *name_out is NULL when ggml has none, either. */
-fsdp_dtype gguf_dtype_of(uint32_t type, const char **name_out);
-/* The number of a dtype in ggml, -1 where ggml has none. */
-int gguf_type_of(fsdp_dtype dtype);
+/* By ggml's number; the name is NULL where ggml has no type. Types without a dtype are only named. */
+typedef struct gguf_type { const char *name; fsdp_dtype dtype; } gguf_type;
+enum { GGUF_TYPES = 41 };
+extern const gguf_type gguf_types[GGUF_TYPES];
 
 extern const fsdp_format_writer fsdp_gguf_writer;   /* gguf_write.c */
 

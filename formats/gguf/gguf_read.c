@@ -433,16 +433,16 @@ static fsdp_status read_type(gguf_model *model, gguf_tensor *tensor, const char 
                              fsdp_error *err)
 {
     uint32_t type;
-    const char *name;
     FSDP_TRY(gguf_take_u32(&model->in, "the type of a tensor", &type, err));
-    tensor->dtype = gguf_dtype_of(type, &name);
-    if (!name)
+    const gguf_type *known = type < GGUF_TYPES ? &gguf_types[type] : NULL;
+    if (!known || !known->name)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': tensor '%s' has the unknown type %" PRIu32,
                          model->in.path, shown, type);
+    tensor->dtype = known->dtype;
     if (tensor->dtype == FSDP_DTYPE_NONE)
         return fsdp_fail(err, FSDP_ERR_REFUSED,
                          "'%s': tensor '%s' has the type %s, which is not supported",
-                         model->in.path, shown, name);
+                         model->in.path, shown, known->name);
     return count_blocks(model, tensor, shown, err);
 }
 

@@ -11,11 +11,7 @@ size_t gguf_kind_size(uint32_t kind)
     return kind < GGUF_KINDS ? sizes[kind] : 0;
 }
 
-/* By ggml's number. Types without a dtype are only named. */
-static const struct {
-    const char *name;
-    fsdp_dtype dtype;
-} types[] = {
+const gguf_type gguf_types[GGUF_TYPES] = {
     [0] = {"F32", FSDP_F32},    [1] = {"F16", FSDP_F16},    [2] = {"Q4_0", FSDP_Q4_0},
     [3] = {"Q4_1", FSDP_Q4_1},  [6] = {"Q5_0", FSDP_Q5_0},  [7] = {"Q5_1", FSDP_Q5_1},
     [8] = {"Q8_0", FSDP_Q8_0},  [9] = {"Q8_1", 0},          [10] = {"Q2_K", FSDP_Q2_K},
@@ -28,19 +24,3 @@ static const struct {
     [29] = {"IQ1_M", 0},        [30] = {"BF16", FSDP_BF16}, [34] = {"TQ1_0", 0},
     [35] = {"TQ2_0", 0},        [39] = {"MXFP4", 0},        [40] = {"NVFP4", 0},
 };
-
-enum { TYPES = sizeof types / sizeof *types };
-
-fsdp_dtype gguf_dtype_of(uint32_t type, const char **name_out)
-{
-    *name_out = type < TYPES ? types[type].name : NULL;
-    return type < TYPES ? types[type].dtype : FSDP_DTYPE_NONE;
-}
-
-int gguf_type_of(fsdp_dtype dtype)
-{
-    for (int type = 0; type < TYPES; type++)
-        if (types[type].name && types[type].dtype == dtype && dtype != FSDP_DTYPE_NONE)
-            return type;
-    return -1;
-}

@@ -12,9 +12,18 @@
 
 enum { VERSION = 3, SHOWN = 100 };
 
+/* The number of a dtype in ggml, -1 where ggml has none. */
+static int type_of(fsdp_dtype dtype)
+{
+    for (int type = 0; type < GGUF_TYPES; type++)
+        if (gguf_types[type].name && gguf_types[type].dtype == dtype && dtype != FSDP_DTYPE_NONE)
+            return type;
+    return -1;
+}
+
 static bool holds_dtype(fsdp_dtype dtype)
 {
-    return gguf_type_of(dtype) >= 0;
+    return type_of(dtype) >= 0;
 }
 
 /* --- numbers and strings ---------------------------------------------------------------------- */
@@ -221,7 +230,7 @@ static void put_info(fsdp_text *out, const target_tensor *tensor, int64_t offset
     put_number(out, (uint64_t)what->ndim, 4);
     for (int dim = what->ndim - 1; dim >= 0; dim--)
         put_number(out, (uint64_t)(what->shape[dim] * (dim == what->ndim - 1 ? values : 1)), 8);
-    put_number(out, (uint64_t)gguf_type_of(what->dtype), 4);
+    put_number(out, (uint64_t)type_of(what->dtype), 4);
     put_number(out, (uint64_t)offset, 8);
 }
 

@@ -3,34 +3,6 @@
 
 #include <string.h>
 
-enum { SMALLEST_ENCODED = 4096 };
-
-bool fsdp_native_encodes(int ndim, const int64_t *len, size_t element_size)
-{
-    int64_t bytes = (int64_t)element_size;
-    for (int d = 0; d < ndim; d++)
-        bytes *= len[d];
-    return ndim > 0 && ndim <= FSDP_DATASET_DIMS && bytes >= SMALLEST_ENCODED;
-}
-
-void fsdp_native_chunk(int ndim, const int64_t *len, size_t element_size, int64_t chunk_bytes,
-                       int64_t *chunk_out)
-{
-    int64_t room = chunk_bytes / (int64_t)element_size;
-    int64_t inner = 1;
-    int d = ndim - 1;
-    for (; d >= 0 && inner * len[d] <= room; d--) {
-        chunk_out[d] = len[d];
-        inner *= len[d];
-    }
-    if (d >= 0) {
-        chunk_out[d] = room / inner > 0 ? room / inner : 1;
-        d--;
-    }
-    for (; d >= 0; d--)
-        chunk_out[d] = 1;
-}
-
 /*
  * A chunk covers whole trailing dims, a range of one dim and single indexes of the leading dims, so
  * it is a range of the packed order: `outer` times `per_outer` chunks of up to `step` rows of `row`

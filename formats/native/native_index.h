@@ -50,13 +50,6 @@ typedef struct index_record {
 _Static_assert(sizeof(index_head) == FSDP_SHARD_INDEX_LEAST && sizeof(index_record) == 80,
                "the index is read in place");
 
-/* Chooses a chunk shape of at most chunk_bytes for a box of this shape: whole rows where they fit. */
-void fsdp_native_chunk(int ndim, const int64_t *len, size_t element_size, int64_t chunk_bytes,
-                       int64_t *chunk_out);
-
-/* False for boxes that are stored raw: too small to gain from encoding, scalars, more dims than a dataset. */
-bool fsdp_native_encodes(int ndim, const int64_t *len, size_t element_size);
-
 /* The shape of a box, and the chunks that it is cut into. */
 typedef struct fsdp_blocking {
     int ndim;

@@ -541,6 +541,36 @@ fsdp_box fsdp_shard_box_box(const fsdp_shard_box *box)
 
 /* --- set-up ----------------------------------------------------------------------------------- */
 
+enum { SMALLEST_ENCODED = 4096 };
+
+/* False for boxes that are stored raw: too small to gain from encoding, scalars, more dims than a dataset. */
+static bool is_encoded(int ndim, const int64_t *len, size_t element_size)
+{
+    int64_t bytes = (int64_t)element_size;
+    for (int d = 0; d < ndim; d++)
+        bytes *= len[d];
+    return ndim > 0 && ndim <= FSDP_DATASET_DIMS && bytes >= SMALLEST_ENCODED;
+}
+
+/* Chooses a chunk shape of at most chunk_bytes for a box of this shape: whole rows where they fit. */
+static void choose_chunk(int ndim, const int64_t *len, size_t element_size, int64_t chunk_bytes,
+                         int64_t *chunk_out)
+{
+    int64_t room = chunk_bytes / (int64_t)element_size;
+    int64_t inner = 1;
+    int d = ndim - 1;
+    for (; d >= 0 && inner * len[d] <= room; d--) {
+        chunk_out[d] = len[d];
+        inner *= len[d];
+    }
+    if (d >= 0) {
+        chunk_out[d] = room / inner > 0 ? room / inner : 1;
+        d--;
+    }
+    for (; d >= 0; d--)
+        chunk_out[d] = 1;
+}
+
 static fsdp_status init_state(fsdp_shard_writer *w, size_t i, fsdp_error *err)
 {
     const fsdp_shard_box *box = &w->boxes[i];
@@ -548,12 +578,12 @@ static fsdp_status init_state(fsdp_shard_writer *w, size_t i, fsdp_error *err)
     state->element_size = fsdp_dtype_size(writer_dataset(w, i)->dtype);
     fsdp_box whole = fsdp_shard_box_box(box);
     state->count = fsdp_box_count(&whole);
-    state->encode = w->encode && fsdp_native_encodes(box->ndim, box->len, state->element_size);
+    state->encode = w->encode && is_encoded(box->ndim, box->len, state->element_size);
     if (state->encode) {
         state->chunk = fsdp_arena_alloc(&w->arena, (size_t)box->ndim, sizeof *state->chunk);
         if (!state->chunk)
             return fsdp_fail_memory(err, "a chunk shape");
-        fsdp_native_chunk(box->ndim, box->len, state->element_size, w->chunk_bytes, state->chunk);
+        choose_chunk(box->ndim, box->len, state->element_size, w->chunk_bytes, state->chunk);
     }
     state->block_count = fsdp_native_blocks(
         &(fsdp_blocking){box->ndim, box->len, state->chunk, state->element_size});

@@ -3,7 +3,7 @@
  * bytes, or one .npy. A zip stores the CRC of each member twice: in front of it, where finish
  * writes it, and in the directory after all members. The mirror of npz_read.c.
  */
-#include "formats/npy/npy_header.h"
+#include "formats/npy/npy.h"
 #include "formats/target/packed_internal.h"
 #include "formats/zip/zip.h"
 #include "formats/zip/zip_emit.h"

@@ -36,28 +36,3 @@ fsdp_status fsdp_json_take_type(fsdp_json *json, char type_out[FSDP_PART_TYPE], 
     memcpy(type_out, type, size + 1);
     return FSDP_OK;
 }
-
-static fsdp_status read_type(fsdp_json *json, char type_out[FSDP_PART_TYPE], fsdp_error *err)
-{
-    static const char *const names[] = {"type"};
-    fsdp_json_members members = {names, 1, 0};
-    FSDP_TRY(fsdp_json_enter_object(json, err));
-    for (int which;;) {
-        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
-        if (which < 0)
-            return FSDP_OK;
-        FSDP_TRY(fsdp_json_take_type(json, type_out, err));
-    }
-}
-
-fsdp_status fsdp_json_part_type(const fsdp_json *whole, fsdp_json_part part,
-                                char type_out[FSDP_PART_TYPE], fsdp_error *err)
-{
-    type_out[0] = '\0';
-    if (!part.at)
-        return FSDP_OK;
-    fsdp_json json = fsdp_json_part_open(whole, part);
-    fsdp_status status = read_type(&json, type_out, err);
-    fsdp_json_release(&json);
-    return status;
-}

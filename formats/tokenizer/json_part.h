@@ -14,9 +14,6 @@ enum {
 fsdp_json fsdp_json_part_open(const fsdp_json *whole, fsdp_json_part part);
 /* Skips the next value and says where it lies. */
 fsdp_status fsdp_json_take_part(fsdp_json *json, fsdp_json_part *part_out, fsdp_error *err);
-/* The member "type" of an object, "" without one. An array or a scalar is FSDP_ERR_DAMAGED. */
-fsdp_status fsdp_json_part_type(const fsdp_json *whole, fsdp_json_part part, char type_out[FSDP_PART_TYPE],
-                                fsdp_error *err);
 /* Takes a string as the type of a part. */
 fsdp_status fsdp_json_take_type(fsdp_json *json, char type_out[FSDP_PART_TYPE], fsdp_error *err);
 

@@ -24,6 +24,32 @@ static const char space_sign[] = "\xE2\x96\x81";
 typedef fsdp_status (*part_reader)(rules_reader *reader, const fsdp_json *json, fsdp_json_part part,
                                    fsdp_error *err);
 
+static fsdp_status read_type(fsdp_json *json, char type_out[FSDP_PART_TYPE], fsdp_error *err)
+{
+    static const char *const names[] = {"type"};
+    fsdp_json_members members = {names, 1, 0};
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (int which;;) {
+        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
+        if (which < 0)
+            return FSDP_OK;
+        FSDP_TRY(fsdp_json_take_type(json, type_out, err));
+    }
+}
+
+/* The member "type" of an object, "" without one. An array or a scalar is FSDP_ERR_DAMAGED. */
+static fsdp_status type_of(const fsdp_json *whole, fsdp_json_part part,
+                           char type_out[FSDP_PART_TYPE], fsdp_error *err)
+{
+    type_out[0] = '\0';
+    if (!part.at)
+        return FSDP_OK;
+    fsdp_json json = fsdp_json_part_open(whole, part);
+    fsdp_status status = read_type(&json, type_out, err);
+    fsdp_json_release(&json);
+    return status;
+}
+
 /* The members of an object as parts; those that it lacks are zero. */
 static fsdp_status read_members(const fsdp_json *json, fsdp_json_part part,
                                 fsdp_json_members *members, fsdp_json_part *parts, fsdp_error *err)
@@ -117,7 +143,7 @@ static fsdp_status read_normalizer_part(rules_reader *reader, const fsdp_json *j
     char type[FSDP_PART_TYPE];
     if (!part.at)
         return FSDP_OK;
-    FSDP_TRY(fsdp_json_part_type(json, part, type, err));
+    FSDP_TRY(type_of(json, part, type, err));
     if (strcmp(type, "Sequence") == 0)
         return read_sequence(reader, json, part, "normalizers", read_normalizer_part, err);
     if (strcmp(type, "NFC") != 0)
@@ -226,7 +252,7 @@ static fsdp_status read_splits_part(rules_reader *reader, const fsdp_json *json,
                                     fsdp_json_part part, fsdp_error *err)
 {
     char type[FSDP_PART_TYPE];
-    FSDP_TRY(fsdp_json_part_type(json, part, type, err));
+    FSDP_TRY(type_of(json, part, type, err));
     if (strcmp(type, "Sequence") == 0)
         return read_sequence(reader, json, part, "pretokenizers", read_splits_part, err);
     if (strcmp(type, "ByteLevel") == 0)
@@ -398,7 +424,7 @@ static fsdp_status read_template_part(rules_reader *reader, const fsdp_json *jso
     char type[FSDP_PART_TYPE];
     if (!part.at)
         return FSDP_OK;
-    FSDP_TRY(fsdp_json_part_type(json, part, type, err));
+    FSDP_TRY(type_of(json, part, type, err));
     if (strcmp(type, "Sequence") == 0)
         return read_sequence(reader, json, part, "processors", read_template_part, err);
     if (strcmp(type, "ByteLevel") == 0)
@@ -416,7 +442,7 @@ static fsdp_status read_decoder_part(rules_reader *reader, const fsdp_json *json
                                      fsdp_json_part part, fsdp_error *err)
 {
     char type[FSDP_PART_TYPE];
-    FSDP_TRY(fsdp_json_part_type(json, part, type, err));
+    FSDP_TRY(type_of(json, part, type, err));
     if (strcmp(type, "Sequence") == 0)
         return read_sequence(reader, json, part, "decoders", read_decoder_part, err);
     if (strcmp(type, "ByteLevel") != 0 || reader->has_decoder)
@@ -502,7 +528,7 @@ static fsdp_status read_unigram_normalizer(rules_reader *reader, const fsdp_json
     char type[FSDP_PART_TYPE];
     if (!part.at)
         return FSDP_OK;
-    FSDP_TRY(fsdp_json_part_type(json, part, type, err));
+    FSDP_TRY(type_of(json, part, type, err));
     if (strcmp(type, "Sequence") == 0)
         return read_sequence(reader, json, part, "normalizers", read_unigram_normalizer, err);
     if (strcmp(type, "Precompiled") == 0)
@@ -550,7 +576,7 @@ static fsdp_status read_unigram_splits(rules_reader *reader, const fsdp_json *js
                                        fsdp_json_part part, fsdp_error *err)
 {
     char type[FSDP_PART_TYPE];
-    FSDP_TRY(fsdp_json_part_type(json, part, type, err));
+    FSDP_TRY(type_of(json, part, type, err));
     if (strcmp(type, "Sequence") == 0)
         return read_sequence(reader, json, part, "pretokenizers", read_unigram_splits, err);
     if (strcmp(type, "Metaspace") == 0 && !reader->marks)
@@ -603,7 +629,7 @@ static fsdp_status read_bert_normalizer(const rules_reader *reader, const fsdp_j
     fsdp_json_part parts[4] = {0};
     char type[FSDP_PART_TYPE];
     bool strips = false, cleans = true, cuts_chinese = true;
-    FSDP_TRY(fsdp_json_part_type(json, part, type, err));
+    FSDP_TRY(type_of(json, part, type, err));
     if (strcmp(type, "BertNormalizer") != 0)
         return refuse(reader, json, "normalizer", part.at ? type : "null", err);
     FSDP_TRY(read_members(json, part, &members, parts, err));
@@ -623,7 +649,7 @@ static fsdp_status check_bert_words(const rules_reader *reader, const fsdp_json 
                                     fsdp_json_part part, fsdp_error *err)
 {
     char type[FSDP_PART_TYPE];
-    FSDP_TRY(fsdp_json_part_type(json, part, type, err));
+    FSDP_TRY(type_of(json, part, type, err));
     return strcmp(type, "BertPreTokenizer") == 0
                ? FSDP_OK
                : refuse(reader, json, "pre-tokenizer", part.at ? type : "null", err);

@@ -5,8 +5,8 @@
  * to be written. Out: a checked list of entries with the offset of their bytes, or the bytes of headers,
  * trailers and directories. The room neither opens nor writes files: its callers do both.
  *
- *   zip.c         end record, central directory, local headers, names in code page 437: fsdp_zip_open
- *   zip_read.c    bytes of an entry, inflated and compared with their CRC: fsdp_zip_read
+ *   zip.c         end record, central directory, local headers, names in code page 437: fsdp_zip_open;
+ *                 bytes of an entry, inflated and compared with their CRC: fsdp_zip_read
  *   zip_write.c   archives laid out as torch.save does (zip_write.h)
  *   zip_emit.c    headers as Python's zipfile writes them, for .npz (zip_emit.h)
  *
@@ -55,9 +55,6 @@ typedef struct fsdp_zip fsdp_zip;
 /* Directories ("name/" of size 0) are not listed as entries. */
 fsdp_status fsdp_zip_open(const fsdp_zip_input *input, unsigned flags, fsdp_zip **zip_out, fsdp_error *err);
 void fsdp_zip_close(fsdp_zip *zip);                    /* accepts NULL */
-
-/* As given to open. */
-const fsdp_zip_input *fsdp_zip_input_of(const fsdp_zip *zip);
 
 size_t fsdp_zip_count(const fsdp_zip *zip);
 /* In the order of the central directory. */
