@@ -18,10 +18,10 @@ typedef struct fsdp_nn_part { int64_t first, last; int worker; } fsdp_nn_part;
 typedef void (*fsdp_nn_job)(fsdp_nn_cpu *cpu, const void *call, fsdp_nn_part part);
 
 typedef struct fsdp_nn_team fsdp_nn_team;
-/* The caller of run is worker 0. May get fewer threads than wanted. NULL: no memory. */
-fsdp_nn_team *fsdp_nn_team_create(int threads);
+/* The caller of run is worker 0. *threads: those wanted, then those it got, which may be fewer.
+ * NULL: no memory. */
+fsdp_nn_team *fsdp_nn_team_create(int *threads);
 void fsdp_nn_team_free(fsdp_nn_team *team);       /* accepts NULL */
-int fsdp_nn_team_threads(const fsdp_nn_team *team);
 
 /* A worker's memory: packed blocks of products, and capacity for results on the way. */
 typedef struct fsdp_nn_worker {
@@ -47,12 +47,5 @@ typedef struct fsdp_nn_cut {
     bool uneven;               /* items differ in cost: more parts than threads */
 } fsdp_nn_cut;
 void fsdp_nn_cpu_run(fsdp_nn_cpu *cpu, fsdp_nn_cut cut, fsdp_nn_job job, const void *call);
-/* Memory for so many elements for every worker; false: no memory, which is noted for finish. */
-bool fsdp_nn_cpu_reserve(fsdp_nn_cpu *cpu, int64_t rows, int64_t columns);
-
-/* The entries of the table. */
-void fsdp_nn_cpu_product(fsdp_nn *nn, const fsdp_nn_product *call);
-void fsdp_nn_cpu_attend(fsdp_nn *nn, const fsdp_nn_attention *call);
-void fsdp_nn_cpu_attend_grad(fsdp_nn *nn, const fsdp_nn_attention_grad *call);
 
 #endif

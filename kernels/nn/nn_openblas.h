@@ -3,7 +3,7 @@
  * with AVX-512. FSDP_PRODUCTS in the environment: auto (default), own, or openblas wherever it is installed.
  *
  * The bits of its products depend on the processor and on the number of rows, not on the number of threads:
- * nn_product.c calls it for pieces of one size, whichever thread takes them.
+ * nn_cpu.c calls it for pieces of one size, whichever thread takes them.
  */
 #ifndef FSDP_NN_OPENBLAS_H
 #define FSDP_NN_OPENBLAS_H

@@ -136,14 +136,9 @@ static void run_team(fsdp_nn_team *team, int count,
     wait_for_parts(team);
 }
 
-int fsdp_nn_team_threads(const fsdp_nn_team *team)
+fsdp_nn_team *fsdp_nn_team_create(int *threads)
 {
-    return team->threads;
-}
-
-fsdp_nn_team *fsdp_nn_team_create(int threads)
-{
-    size_t others = threads > 1 ? (size_t)threads - 1 : 0;
+    size_t others = *threads > 1 ? (size_t)*threads - 1 : 0;
     fsdp_nn_team *team = fsdp_alloc(1, sizeof *team + others * sizeof team->member[0]);
     if (!team)
         return NULL;
@@ -162,6 +157,7 @@ fsdp_nn_team *fsdp_nn_team_create(int threads)
         team->threads++;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    *threads = team->threads;
     return team;
 }
 
@@ -226,34 +222,4 @@ void fsdp_nn_cpu_run(fsdp_nn_cpu *cpu, fsdp_nn_cut cut, fsdp_nn_job job, const v
                     .grain = cut.grain,
                     .parts = (int)(parts < most ? parts : most)};
     run_team(cpu->team, work.parts, run_part, &work);
-}
-
-static void note_lack_of_memory(fsdp_nn_cpu *cpu)
-{
-    if (cpu->failure.status == FSDP_OK)
-        (void)fsdp_fail_memory(&cpu->failure, "working memory of a model");
-}
-
-static bool grow(fsdp_nn_worker *worker, int64_t count)
-{
-    if (count <= worker->capacity)
-        return true;
-    fsdp_free(worker->room);
-    worker->capacity = 0;
-    worker->room = fsdp_alloc_pages((size_t)count * sizeof *worker->room);
-    if (worker->room)
-        worker->capacity = count;
-    return worker->room;
-}
-
-bool fsdp_nn_cpu_reserve(fsdp_nn_cpu *cpu, int64_t rows, int64_t columns)
-{
-    int64_t count, bytes;
-    bool fits = !fsdp_mul_overflow(rows, columns, &count) &&
-                !fsdp_mul_overflow(count, (int64_t)sizeof(float), &bytes);
-    for (int i = 0; fits && i < cpu->threads; i++)
-        fits = grow(&cpu->workers[i], count);
-    if (!fits)
-        note_lack_of_memory(cpu);
-    return fits;
 }
