@@ -90,7 +90,8 @@ fsdp_status ds_read_tensor(const torch_archive *archive, fsdp_node node, const c
 
 /* --- values -------------------------------------------------------------------------------------- */
 
-fsdp_node ds_enum_number(const torch_archive *archive, fsdp_node node)
+/* The number of an enum: a call of its class with one int. 0: it is none. */
+static fsdp_node enum_number(const torch_archive *archive, fsdp_node node)
 {
     const fsdp_pickle_node *call = torch_node(archive, node);
     bool is_call = call->kind == FSDP_NODE_CALL && call->flags & FSDP_NODE_OPAQUE &&
@@ -153,7 +154,7 @@ static fsdp_status read_and_add(ds_set *set, torch_archive *archive, fsdp_node n
                                 const char *name, size_t size, fsdp_error *err)
 {
     fsdp_value value;
-    fsdp_node number = ds_enum_number(archive, node);
+    fsdp_node number = enum_number(archive, node);
     fsdp_status st = set->is_as_stored || number != 0 || !has_attributes(archive, node)
                          ? torch_value_read(archive, number != 0 ? number : node, &value, err)
                          : read_attributes(archive, node, &value, err);
@@ -276,6 +277,28 @@ fsdp_status ds_add_steps(ds_set *set, torch_archive *archive, const fsdp_node *s
         st = ds_add_step_list(set, &steps, err);
     fsdp_value_release(&steps);
     return st;
+}
+
+static fsdp_status note_fact(ds_set *set, torch_archive *archive, const char *what, fsdp_node node,
+                             fsdp_error *err)
+{
+    fsdp_value value = {0};
+    if (torch_node(archive, node)->kind == FSDP_NODE_ABSENT)
+        return FSDP_OK;
+    fsdp_node number = enum_number(archive, node);
+    fsdp_status st = ds_read_step(archive, number != 0 ? number : node, &value, err);
+    if (st == FSDP_OK)
+        st = fsdp_facts_note(&set->facts, what, strlen(what), ds_path(set, archive), &value, err);
+    fsdp_value_release(&value);
+    return st;
+}
+
+fsdp_status ds_note_facts(ds_set *set, torch_archive *archive, fsdp_node dict,
+                          const char *const *names, fsdp_error *err)
+{
+    for (; *names; names++)
+        FSDP_TRY(note_fact(set, archive, *names, ds_member(archive, dict, *names), err));
+    return FSDP_OK;
 }
 
 /* --- an optimizer's settings ---------------------------------------------------------------------- */

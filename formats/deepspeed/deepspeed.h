@@ -10,11 +10,12 @@
  *         -> deepspeed_optim.c     optimizer files: the flat masters and moments of one rank, and
  *                                  the global names of experts that a rank numbers from 0
  *         -> deepspeed_flat.c      flat tensors, split into boxes of the parameters in them, compared with
- *                                  the weights of the module; what several files say, which must be the same
+ *                                  the weights of the module and with those of other ranks
  *         -> deepspeed_plain.c     stage 0: which parameter of the model a state of the optimizer belongs to
  *         -> deepspeed_resume.c    steps and hyper-parameters as PyTorch names them
  *   universal_write.c is the way back: it writes universal checkpoints.
- *   deepspeed.c reads members of dicts and values for all of them, and adds tensors of the model.
+ *   deepspeed.c reads members of dicts and values for all of them, compares what several files say, and adds
+ *   tensors of the model.
  *
  * A flat tensor holds the parameters of a group one after the other, in the order of param_shapes.
  *   Stages 1 and 2: the flat tensors of all ranks, one after the other, are the group.
@@ -186,6 +187,12 @@ fsdp_status ds_note_tied(ds_set *set, const ds_tied *tied, fsdp_error *err);
 
 /* --- deepspeed.c: members and values --------------------------------------------------------------- */
 
+/* The path of the file, for messages. */
+static inline const char *ds_path(const ds_set *set, const torch_archive *archive)
+{
+    return fsdp_source_file_path(set->source, (size_t)archive->file);
+}
+
 /* Members of a model file that are not values of the program; NULL ends the list. */
 extern const char *const ds_model_members[];
 
@@ -210,8 +217,9 @@ fsdp_status ds_read_tensor(const torch_archive *archive, fsdp_node node, const c
 /* Adds the members of a dict as values "PREFIX.KEY", except those of the list, which ends with NULL. */
 fsdp_status ds_add_values(ds_set *set, torch_archive *archive, fsdp_node dict, const char *prefix,
                           const char *const *but, fsdp_error *err);
-/* The number of an enum: a call of its class with one int. 0: it is none. */
-fsdp_node ds_enum_number(const torch_archive *archive, fsdp_node node);
+/* Notes what these members of a dict say, which all files must state alike. NULL ends the list. */
+fsdp_status ds_note_facts(ds_set *set, torch_archive *archive, fsdp_node dict, const char *const *names,
+                          fsdp_error *err);
 /* Reads a step: a number, or a tensor of one. */
 fsdp_status ds_read_step(torch_archive *archive, fsdp_node node, fsdp_value *value_out, fsdp_error *err);
 /* Adds the value optimizer_state.step: a list of the states' steps. Nothing where no state has one. */
@@ -256,10 +264,6 @@ fsdp_status ds_split(ds_set *set, ds_lane *lane, int kind, const torch_tensor *f
 /* Checks that all parameters got all of their elements. Stage 3: after each rank; else after the last. */
 fsdp_status ds_split_end(ds_set *set, fsdp_error *err);
 
-/* Compares the numbers of a model file, or of an optimizer's file, with those of the files before. */
-fsdp_status ds_agree_model(ds_set *set, torch_archive *archive, fsdp_error *err);
-fsdp_status ds_agree_optim(ds_set *set, torch_archive *archive, fsdp_node optim, const fsdp_node *states,
-                           size_t count, fsdp_error *err);
 /* True in *does_out when the first elements of a run of a flat master, rounded, are those of the weight. */
 fsdp_status ds_rounds_to(const ds_set *set, const torch_tensor *master, const ds_run *run,
                          const torch_tensor *weight, bool *does_out, fsdp_error *err);

@@ -5,7 +5,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 /* === files that agree ========================================================================= */
@@ -14,121 +13,12 @@
  * Compares the files of a tag. A save into a tag that was there (`best`) writes one file after the other, and
  * when it is cut short some are of the new step and some of the old one.
  *
- *   numbers    steps, ranks and versions are those of the file before
+ *   numbers    steps, ranks and versions are those of the file before: deepspeed_model.c, deepspeed_optim.c
  *   weights    the rounded weights of the module are those of the masters
  *   ranks      two ranks do not have equal masters and moments: one file is a copy of the other
  */
 
 enum { COMPARED = 1024 }; /* elements of a weight that are compared with its master */
-
-/* --- numbers -------------------------------------------------------------------------------------- */
-
-/* Members that the engine itself writes. Members of a program may differ between its ranks. */
-static const char *const model_facts[] = {"global_steps",
-                                          "global_samples",
-                                          "skipped_steps",
-                                          "dp_world_size",
-                                          "mp_world_size",
-                                          "ds_version",
-                                          NULL};
-static const char *const optim_facts[] = {"partition_count", "ds_version", "zero_stage", NULL};
-
-static const char *path_of(const ds_set *set, const torch_archive *archive)
-{
-    return fsdp_source_file_path(set->source, (size_t)archive->file);
-}
-
-static fsdp_status note(ds_set *set, torch_archive *archive, const char *what, fsdp_node node,
-                        fsdp_error *err)
-{
-    fsdp_value value = {0};
-    if (torch_node(archive, node)->kind == FSDP_NODE_ABSENT)
-        return FSDP_OK;
-    fsdp_node number = ds_enum_number(archive, node);
-    fsdp_status st = ds_read_step(archive, number != 0 ? number : node, &value, err);
-    if (st == FSDP_OK)
-        st = fsdp_facts_note(&set->facts, what, strlen(what), path_of(set, archive), &value, err);
-    fsdp_value_release(&value);
-    return st;
-}
-
-static fsdp_status note_all(ds_set *set, torch_archive *archive, fsdp_node dict,
-                            const char *const *names, fsdp_error *err)
-{
-    for (; *names; names++)
-        FSDP_TRY(note(set, archive, *names, ds_member(archive, dict, *names), err));
-    return FSDP_OK;
-}
-
-static void read_count(const torch_archive *archive, fsdp_node dict, const char *key,
-                       int64_t *count)
-{
-    fsdp_node node = ds_member(archive, dict, key);
-    int64_t found;
-    if (fsdp_pickle_int(&archive->pickle, node, &found) && found >= 0)
-        *count = found;
-}
-
-fsdp_status ds_agree_model(ds_set *set, torch_archive *archive, fsdp_error *err)
-{
-    FSDP_TRY(note_all(set, archive, archive->pickle.root, model_facts, err));
-    if (set->model_file)
-        return FSDP_OK;
-    fsdp_node root = archive->pickle.root;
-    set->global_steps = -1;
-    set->skipped_steps = 0;
-    set->tensor_ranks = 1;
-    set->data_ranks = 0;
-    read_count(archive, root, "global_steps", &set->global_steps);
-    read_count(archive, root, "skipped_steps", &set->skipped_steps);
-    read_count(archive, root, "mp_world_size", &set->tensor_ranks);
-    read_count(archive, root, "dp_world_size", &set->data_ranks);
-    read_count(archive, ds_member(archive, root, "checkpoint_parallel_dimensions"), "tp_degree",
-               &set->tensor_ranks);
-    const char *path = path_of(set, archive);
-    set->model_file = fsdp_arena_strndup(&set->arena, path, strlen(path));
-    return set->model_file ? FSDP_OK : fsdp_fail_memory(err, path);
-}
-
-/* The steps of the optimizer are those of the engine, of which it does not take the skipped ones; a group
- * that was added later has fewer. */
-static fsdp_status compare_steps(const ds_set *set, const torch_archive *archive, double most,
-                                 fsdp_error *err)
-{
-    double steps = (double)set->global_steps, taken = steps - (double)set->skipped_steps;
-    if (most < 0 || set->global_steps < 0 || set->is_chosen || (most >= taken && most <= steps))
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' says that global_steps is %" PRId64
-                     ", and '%s' that its optimizer took %.0f steps" FSDP_TWO_SAVES
-                     ". If the optimizer was restarted on purpose, use --from deepspeed",
-                     set->model_file, set->global_steps, path_of(set, archive), most);
-}
-
-fsdp_status ds_agree_optim(ds_set *set, torch_archive *archive, fsdp_node optim,
-                           const fsdp_node *states, size_t count, fsdp_error *err)
-{
-    double most = -1;
-    FSDP_TRY(note_all(set, archive, optim, optim_facts, err));
-    for (size_t i = 0; i < count; i++) {
-        fsdp_value step = {0};
-        fsdp_node node = ds_member(archive, states[i], "step");
-        char what[64];
-        float number;
-        snprintf(what, sizeof what, "the step of group %zu", i);
-        if (node == 0)
-            continue;
-        fsdp_status st = ds_read_step(archive, node, &step, err);
-        if (st == FSDP_OK)
-            st =
-                fsdp_facts_note(&set->facts, what, strlen(what), path_of(set, archive), &step, err);
-        if (st == FSDP_OK && ds_is_number(&step, &number) && (double)number > most)
-            most = (double)number;
-        fsdp_value_release(&step);
-        FSDP_TRY(st);
-    }
-    return compare_steps(set, archive, most, err);
-}
 
 /* --- weights -------------------------------------------------------------------------------------- */
 
@@ -237,7 +127,7 @@ fsdp_status ds_print_add(ds_set *set, const torch_tensor *tensor, bool tells, fs
 fsdp_status ds_print_end(ds_set *set, const char *what, const torch_archive *archive,
                          fsdp_error *err)
 {
-    const char *path = path_of(set, archive), *key = NULL;
+    const char *path = ds_path(set, archive), *key = NULL;
     uint64_t *first = NULL;
     if (set->print.failed)
         return fsdp_fail_memory(err, "comparing ranks");

@@ -10,6 +10,48 @@
 #include <stdio.h>
 #include <string.h>
 
+/* --- numbers -------------------------------------------------------------------------------------- */
+
+/* Members that the engine itself writes. Members of a program may differ between its ranks. */
+static const char *const model_facts[] = {"global_steps",
+                                          "global_samples",
+                                          "skipped_steps",
+                                          "dp_world_size",
+                                          "mp_world_size",
+                                          "ds_version",
+                                          NULL};
+
+static void read_count(const torch_archive *archive, fsdp_node dict, const char *key,
+                       int64_t *count)
+{
+    fsdp_node node = ds_member(archive, dict, key);
+    int64_t found;
+    if (fsdp_pickle_int(&archive->pickle, node, &found) && found >= 0)
+        *count = found;
+}
+
+/* Compares the numbers of the engine with those of the files before. */
+static fsdp_status agree_numbers(ds_set *set, torch_archive *archive, fsdp_error *err)
+{
+    FSDP_TRY(ds_note_facts(set, archive, archive->pickle.root, model_facts, err));
+    if (set->model_file)
+        return FSDP_OK;
+    fsdp_node root = archive->pickle.root;
+    set->global_steps = -1;
+    set->skipped_steps = 0;
+    set->tensor_ranks = 1;
+    set->data_ranks = 0;
+    read_count(archive, root, "global_steps", &set->global_steps);
+    read_count(archive, root, "skipped_steps", &set->skipped_steps);
+    read_count(archive, root, "mp_world_size", &set->tensor_ranks);
+    read_count(archive, root, "dp_world_size", &set->data_ranks);
+    read_count(archive, ds_member(archive, root, "checkpoint_parallel_dimensions"), "tp_degree",
+               &set->tensor_ranks);
+    const char *path = ds_path(set, archive);
+    set->model_file = fsdp_arena_strndup(&set->arena, path, strlen(path));
+    return set->model_file ? FSDP_OK : fsdp_fail_memory(err, path);
+}
+
 /* --- shapes --------------------------------------------------------------------------------------- */
 
 static fsdp_status read_param(ds_set *set, const torch_archive *archive, fsdp_node name,
@@ -181,7 +223,7 @@ static fsdp_status add_fragments(ds_set *set, torch_archive *archive, fsdp_error
 /* A model file of stage 3 next to that of rank 0. */
 fsdp_status ds_read_other_model(ds_set *set, torch_archive *archive, fsdp_error *err)
 {
-    FSDP_TRY(ds_agree_model(set, archive, err));
+    FSDP_TRY(agree_numbers(set, archive, err));
     return add_fragments(set, archive, err);
 }
 
@@ -374,7 +416,7 @@ fsdp_status ds_read_model(ds_set *set, torch_archive *archive, fsdp_error *err)
 {
     fsdp_node root = archive->pickle.root, shapes = ds_member(archive, root, "param_shapes");
     FSDP_TRY(check_model(archive, err));
-    FSDP_TRY(ds_agree_model(set, archive, err));
+    FSDP_TRY(agree_numbers(set, archive, err));
     FSDP_TRY(note_module(set, archive, err));
     if (set->part == 0)
         FSDP_TRY(ds_add_values(set, archive, root, "", ds_model_members, err));

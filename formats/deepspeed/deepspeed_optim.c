@@ -11,8 +11,54 @@
 #include "formats/deepspeed/deepspeed.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* --- numbers -------------------------------------------------------------------------------------- */
+
+static const char *const optim_facts[] = {"partition_count", "ds_version", "zero_stage", NULL};
+
+/* The steps of the optimizer are those of the engine, of which it does not take the skipped ones; a group
+ * that was added later has fewer. */
+static fsdp_status compare_steps(const ds_set *set, const torch_archive *archive, double most,
+                                 fsdp_error *err)
+{
+    double steps = (double)set->global_steps, taken = steps - (double)set->skipped_steps;
+    if (most < 0 || set->global_steps < 0 || set->is_chosen || (most >= taken && most <= steps))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s' says that global_steps is %" PRId64
+                     ", and '%s' that its optimizer took %.0f steps" FSDP_TWO_SAVES
+                     ". If the optimizer was restarted on purpose, use --from deepspeed",
+                     set->model_file, set->global_steps, ds_path(set, archive), most);
+}
+
+/* Compares the numbers of an optimizer with those of the files before. */
+static fsdp_status agree_numbers(ds_set *set, torch_archive *archive, fsdp_node optim,
+                                 const fsdp_node *states, size_t count, fsdp_error *err)
+{
+    double most = -1;
+    FSDP_TRY(ds_note_facts(set, archive, optim, optim_facts, err));
+    for (size_t i = 0; i < count; i++) {
+        fsdp_value step = {0};
+        fsdp_node node = ds_member(archive, states[i], "step");
+        char what[64];
+        float number;
+        snprintf(what, sizeof what, "the step of group %zu", i);
+        if (node == 0)
+            continue;
+        fsdp_status st = ds_read_step(archive, node, &step, err);
+        if (st == FSDP_OK)
+            st =
+                fsdp_facts_note(&set->facts, what, strlen(what), ds_path(set, archive), &step, err);
+        if (st == FSDP_OK && ds_is_number(&step, &number) && (double)number > most)
+            most = (double)number;
+        fsdp_value_release(&step);
+        FSDP_TRY(st);
+    }
+    return compare_steps(set, archive, most, err);
+}
 
 /* === experts ================================================================================== */
 
@@ -326,7 +372,7 @@ static fsdp_status read_parts(ds_set *set, torch_archive *archive, const optim_p
     if (!set->is_split && parts->masters.count != set->group_count)
         return ds_bad(archive, "it has a different number of groups than param_shapes", err);
     FSDP_TRY(read_counts(set, archive, parts->optim, err));
-    FSDP_TRY(ds_agree_optim(set, archive, parts->optim, parts->states, parts->masters.count, err));
+    FSDP_TRY(agree_numbers(set, archive, parts->optim, parts->states, parts->masters.count, err));
     if (set->rank == 0 && !set->is_split)
         FSDP_TRY(read_gaps(set, archive, parts->optim, err));
     for (size_t g = 0; g < parts->masters.count; g++)
