@@ -1,5 +1,4 @@
-/* The state shared by the files of this room: entries by name, boxes, and the meshes that ranks
- * belong to. See ranks.h. */
+/* The state shared by the files of this room: entries by name, and boxes. See ranks.h. */
 #include "formats/ranks/ranks.h"
 
 #include "base/data/box_internal.h"
@@ -122,39 +121,6 @@ fsdp_status rank_files_add_chunk(rank_files *set, rank_chunks *chunks, int rank,
     copy->chunk.lo = dims;
     copy->chunk.len = dims + ndim;
     copy->chunk.strides = chunk->strides ? dims + 2 * ndim : NULL;
-    return FSDP_OK;
-}
-
-/* --- mesh membership ---------------------------------------------------------------------------- */
-
-static bool same_mesh(const rank_mesh *a, const rank_mesh *b)
-{
-    return a->ndim == b->ndim && a->count == b->count &&
-           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0 &&
-           (a->count == 0 || memcmp(a->ranks, b->ranks, a->count * sizeof *a->ranks) == 0);
-}
-
-fsdp_status rank_files_join_mesh(rank_files *set, rank_mesh *mesh, bool is_member,
-                                 size_t *number_out, fsdp_error *err)
-{
-    size_t number = 0;
-    while (number < set->mesh_count && !same_mesh(&set->meshes[number], mesh))
-        number++;
-    *number_out = number;
-    if (number < set->mesh_count) {
-        fsdp_free(mesh->ranks);
-    } else {
-        if (!fsdp_grow(&set->meshes, &set->mesh_room, set->mesh_count + 1, sizeof *set->meshes)) {
-            fsdp_free(mesh->ranks);
-            return fsdp_fail_memory(err, "device meshes");
-        }
-        set->meshes[set->mesh_count++] = *mesh;
-    }
-    if (!is_member)
-        return FSDP_OK;
-    if (!fsdp_grow(&set->members, &set->member_room, set->member_count + 1, sizeof *set->members))
-        return fsdp_fail_memory(err, "device meshes");
-    set->members[set->member_count++] = (rank_member){set->rank, number};
     return FSDP_OK;
 }
 

@@ -10,10 +10,10 @@
  *                            tensor parallelism, joined by rules and params.json
  *         -> ranks_dist.c    DTensor, ShardedTensor: the mesh, the rank's coordinate, boxes of the whole
  *         -> ranks_plain.c   other tensors and values: equal on all ranks, or kept per rank
- *         -> ranks_like.c    FSDP1's pieces without shapes: those of a model that was named
- *         -> ranks_flat.c    FSDP1's flat parameters, split into parameters
+ *         -> ranks_flat.c    FSDP1's flat parameters, split into parameters; pieces without shapes get those
+ *                            of a model that was named
  *         -> ranks_read.c    drops replicas, checks for missing ranks, fills the source
- *   ranks.c holds entries, boxes and meshes for all of them.
+ *   ranks.c holds entries and boxes for all of them.
  *
  * A pickle is freed before the next file is opened; its boxes and the places of their bytes are kept. Only
  * the table of formats in detect refers to this room. It calls torch and source.
@@ -166,9 +166,6 @@ typedef struct rank_files {
 
 /* Counts steps. FSDP_ERR_LIMIT when the files need more of them than any checkpoint does. */
 fsdp_status rank_files_spend(rank_files *set, size_t steps, fsdp_error *err);
-/* Records that the current rank is in the mesh; takes mesh->ranks. */
-fsdp_status rank_files_join_mesh(rank_files *set, rank_mesh *mesh, bool is_member, size_t *number_out,
-                                 fsdp_error *err);
 /* Finds or makes the entry of a name for the current rank. */
 fsdp_status rank_files_entry(rank_files *set, const char *name, size_t name_size, rank_entry **entry_out,
                            fsdp_error *err);
@@ -189,26 +186,16 @@ fsdp_status rank_files_distributed(void *context, const torch_item *found, const
 fsdp_status rank_files_tensor(void *context, const torch_item *found, torch_tensor *tensor, fsdp_error *err);
 fsdp_status rank_files_value(void *context, const torch_item *found, fsdp_value *value, fsdp_error *err);
 fsdp_status rank_files_object(void *context, const torch_item *found, bool *taken_out, fsdp_error *err);
-void rank_items_release(rank_entry *entry);
-
-/* --- ranks_read.c --- */
 
 /* Counts the bytes of a tensor that are compared, at most `most`: many views of one small storage would cost
  * much. */
 fsdp_status rank_files_count_compared(rank_files *set, const torch_tensor *tensor, int64_t most,
                                       fsdp_error *err);
 
-/* Makes entries of the parameters inside flat ones, and hides the flat ones and their pieces. */
-fsdp_status rank_files_take_apart(rank_files *set, fsdp_error *err);
+/* --- ranks_flat.c --- */
 
-/* --- ranks_like.c --- */
-
-/* Adds the metadata of flat parameters whose pieces have names and no shapes; model NULL: does nothing. */
-fsdp_status rank_files_like(rank_files *set, const fsdp_source_model *model, fsdp_error *err);
-/* FSDP_ERR_DAMAGED when the piece that the rank lists under entry `number` (0: none) is not `held`. */
-fsdp_status rank_files_check_piece(rank_files *set, size_t number, int rank, const torch_tensor *held,
-                                   fsdp_error *err);
-/* Adds the second names, after all tensors and values. */
-fsdp_status rank_files_add_ties(rank_files *set, fsdp_error *err);
+/* Makes entries of the parameters inside flat ones, and hides the flat ones and their pieces. Pieces that have
+ * names and no shapes get those of the model; NULL: none. */
+fsdp_status rank_files_take_apart(rank_files *set, const fsdp_source_model *model, fsdp_error *err);
 
 #endif

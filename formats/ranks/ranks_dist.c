@@ -562,6 +562,40 @@ static fsdp_dtype dtype_of(const torch_archive *archive, fsdp_node node)
     return is_dtype ? (fsdp_dtype)name->count : FSDP_DTYPE_NONE;
 }
 
+/* --- meshes of the set --------------------------------------------------------------------------- */
+
+static bool same_mesh(const rank_mesh *a, const rank_mesh *b)
+{
+    return a->ndim == b->ndim && a->count == b->count &&
+           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0 &&
+           (a->count == 0 || memcmp(a->ranks, b->ranks, a->count * sizeof *a->ranks) == 0);
+}
+
+/* Records that the current rank is in the mesh; takes mesh->ranks. */
+static fsdp_status join_mesh(rank_files *set, rank_mesh *mesh, bool is_member, size_t *number_out,
+                             fsdp_error *err)
+{
+    size_t number = 0;
+    while (number < set->mesh_count && !same_mesh(&set->meshes[number], mesh))
+        number++;
+    *number_out = number;
+    if (number < set->mesh_count) {
+        fsdp_free(mesh->ranks);
+    } else {
+        if (!fsdp_grow(&set->meshes, &set->mesh_room, set->mesh_count + 1, sizeof *set->meshes)) {
+            fsdp_free(mesh->ranks);
+            return fsdp_fail_memory(err, "device meshes");
+        }
+        set->meshes[set->mesh_count++] = *mesh;
+    }
+    if (!is_member)
+        return FSDP_OK;
+    if (!fsdp_grow(&set->members, &set->member_room, set->member_count + 1, sizeof *set->members))
+        return fsdp_fail_memory(err, "device meshes");
+    set->members[set->member_count++] = (rank_member){set->rank, number};
+    return FSDP_OK;
+}
+
 /* --- DTensor: the mesh --------------------------------------------------------------------------- */
 
 static fsdp_status learn_mesh(rank_files *set, const torch_archive *archive, fsdp_node node,
@@ -577,7 +611,7 @@ static fsdp_status learn_mesh(rank_files *set, const torch_archive *archive, fsd
     }
     if (mesh.highest >= set->world)
         set->world = mesh.highest + 1;
-    FSDP_TRY(rank_files_join_mesh(set, &mesh, seen.position.is_member, &seen.mesh, err));
+    FSDP_TRY(join_mesh(set, &mesh, seen.position.is_member, &seen.mesh, err));
     if (!fsdp_grow(&set->seen, &set->seen_room, set->seen_count + 1, sizeof *set->seen))
         return fsdp_fail_memory(err, "device meshes");
     set->seen[set->seen_count++] = seen;
@@ -844,7 +878,7 @@ static fsdp_status join_world(rank_files *set, int64_t world, fsdp_error *err)
     for (size_t i = 0; i < all.count; i++)
         all.ranks[i] = (int64_t)i;
     set->is_placed = true;
-    return rank_files_join_mesh(set, &all, true, &number, err);
+    return join_mesh(set, &all, true, &number, err);
 }
 
 /* The state of the pickle: (local shards, metadata, group, spec, init_rrefs). */

@@ -174,16 +174,3 @@ fsdp_status rank_files_value(void *context, const torch_item *found, fsdp_value 
     *value = (fsdp_value){0};
     return FSDP_OK;
 }
-
-void rank_items_release(rank_entry *entry)
-{
-    for (size_t i = 0; i < entry->item_count; i++) {
-        if (entry->items[i].tensor)
-            torch_tensor_release(entry->items[i].tensor);
-        fsdp_free(entry->items[i].tensor);
-        fsdp_value_release(&entry->items[i].value);
-    }
-    fsdp_free(entry->items);
-    entry->items = NULL;
-    entry->item_count = entry->item_room = 0;
-}

@@ -323,6 +323,26 @@ static fsdp_status add_plain(rank_files *set, rank_entry *entry, fsdp_error *err
     return st;
 }
 
+/* Adds the second names, after all tensors and values. */
+static fsdp_status add_ties(rank_files *set, fsdp_error *err)
+{
+    for (size_t i = 0; i < set->tie_count; i++) {
+        const rank_entry *entry = &set->entries[set->ties[i].entry];
+        const rank_entry *other = &set->entries[set->ties[i].other];
+        size_t count = fsdp_source_tensor_count(set->source), at = 0;
+        FSDP_TRY(rank_files_spend(set, count, err));
+        for (; at < count; at++) {
+            const fsdp_source_tensor *tensor = fsdp_source_tensor_at(set->source, at);
+            if (!tensor->is_inner && tensor->name_size == other->name_size &&
+                memcmp(tensor->name, other->name, other->name_size) == 0)
+                break;
+        }
+        if (at < count)
+            FSDP_TRY(fsdp_source_add_alias(set->source, entry->name, entry->name_size, at, err));
+    }
+    return FSDP_OK;
+}
+
 /* Adds everything to the source, after all files were read; model: as in fsdp_source_opts. */
 static fsdp_status merge(rank_files *set, const fsdp_source_model *model, fsdp_error *err)
 {
@@ -330,13 +350,7 @@ static fsdp_status merge(rank_files *set, const fsdp_source_model *model, fsdp_e
     FSDP_TRY(settle_world(set, err));
     FSDP_TRY(look_for_missing(set, &missing, err));
     FSDP_TRY(settle_boxes(set, missing, err));
-    FSDP_TRY(rank_files_like(set, model, err));
-    fsdp_status apart = rank_files_take_apart(set, err);
-    char shown[200];
-    if (apart == FSDP_ERR_DAMAGED && set->unknown != 0)
-        fsdp_error_prefix(err, "without the shape of '%s', which the model of --like lacks",
-                          shown_name(&set->entries[set->unknown], shown, sizeof shown));
-    FSDP_TRY(apart);
+    FSDP_TRY(rank_files_take_apart(set, model, err));
     for (size_t i = 1; i < set->entry_count; i++) {
         rank_entry *entry = &set->entries[i];
         if (entry->is_hidden)
@@ -347,7 +361,7 @@ static fsdp_status merge(rank_files *set, const fsdp_source_model *model, fsdp_e
         fsdp_source_nest(set->source, NULL, 0);
         FSDP_TRY(st);
     }
-    return rank_files_add_ties(set, err);
+    return add_ties(set, err);
 }
 
 /* === parts ==================================================================================== */
@@ -876,12 +890,25 @@ static fsdp_status read_file(rank_files *set, const char *directory, const rank_
     return st;
 }
 
+static void release_items(rank_entry *entry)
+{
+    for (size_t i = 0; i < entry->item_count; i++) {
+        if (entry->items[i].tensor)
+            torch_tensor_release(entry->items[i].tensor);
+        fsdp_free(entry->items[i].tensor);
+        fsdp_value_release(&entry->items[i].value);
+    }
+    fsdp_free(entry->items);
+    entry->items = NULL;
+    entry->item_count = entry->item_room = 0;
+}
+
 static void release(rank_files *set)
 {
     for (size_t i = 1; i < set->entry_count; i++) {
         for (int reading = 0; reading < RANK_READINGS; reading++)
             fsdp_free(set->entries[i].readings[reading].items);
-        rank_items_release(&set->entries[i]);
+        release_items(&set->entries[i]);
     }
     for (size_t i = 0; i < set->mesh_count; i++)
         fsdp_free(set->meshes[i].ranks);
