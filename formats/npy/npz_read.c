@@ -9,8 +9,6 @@
 #include "formats/source.h"
 #include "formats/source/escaped_names.h"
 #include "formats/zip/zip.h"
-#include <fsdp/box.h>
-#include <fsdp/dtype.h>
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -23,22 +21,6 @@
  * keys, strings, truth values, a tuple of numbers, and the nested lists of a structured type.
  */
 
-enum {
-    PREFIX = 12, /* bytes that hold the length of the header */
-    LONGEST_HEADER = 1 << 20
-};
-
-typedef struct npy_header {
-    fsdp_dtype dtype; /* FSDP_DTYPE_NONE: no dtype of the library */
-    bool is_swapped, is_fortran;
-    bool has_objects;  /* a pickle follows */
-    bool is_void;      /* elements of item_size bytes without a type, as |V2 */
-    int64_t item_size; /* of one element; 0 for objects */
-    int ndim;
-    int64_t shape[FSDP_MAX_DIMS];
-    char descr[120]; /* for messages, cut when it is long */
-} npy_header;
-
 enum { DEEPEST = 16, PREFIX_V1 = 10, LONGEST_STRING = 1000 };
 
 static const char magic[] = "\x93NUMPY";
@@ -47,7 +29,7 @@ enum { MAGIC_SIZE = sizeof magic - 1 };
 typedef struct literal {
     const char *path;
     const char *text, *at, *end;
-    npy_header *npy;
+    fsdp_npy *npy;
 } literal;
 
 /* True for the six bytes that every array begins with. */
@@ -56,23 +38,22 @@ static bool is_magic(const void *data, size_t size)
     return size >= MAGIC_SIZE && memcmp(data, magic, MAGIC_SIZE) == 0;
 }
 
-/* Finds the literal from the first PREFIX bytes (fewer at the end of a file). */
-static fsdp_status place_header(const char *path, const uint8_t *prefix, size_t prefix_size,
-                                int64_t *offset_out, size_t *size_out, fsdp_error *err)
+fsdp_status fsdp_npy_place(const char *path, const uint8_t *prefix, size_t prefix_size,
+                           int64_t *offset_out, size_t *size_out, fsdp_error *err)
 {
-    if (!is_magic(prefix, prefix_size) || prefix_size < PREFIX)
+    if (!is_magic(prefix, prefix_size) || prefix_size < FSDP_NPY_PREFIX)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': the header of an array is cut off", path);
     unsigned major = prefix[MAGIC_SIZE], minor = prefix[MAGIC_SIZE + 1];
     if (major < 1 || major > 3 || minor != 0)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
                          "'%s': version %u.%u of the npy format is unknown", path, major, minor);
     uint32_t size = fsdp_load_u32(prefix + MAGIC_SIZE + 2);
-    *offset_out = major == 1 ? PREFIX_V1 : PREFIX;
+    *offset_out = major == 1 ? PREFIX_V1 : FSDP_NPY_PREFIX;
     *size_out = major == 1 ? size & 0xFFFF : size;
-    if (*size_out > LONGEST_HEADER)
+    if (*size_out > FSDP_NPY_LONGEST)
         return fsdp_fail(err, FSDP_ERR_LIMIT,
                          "'%s': its header has %zu bytes, at most %d are allowed", path, *size_out,
-                         LONGEST_HEADER);
+                         FSDP_NPY_LONGEST);
     return FSDP_OK;
 }
 
@@ -330,7 +311,7 @@ static fsdp_status take_descr(literal *in, fsdp_error *err)
     next(in);
     const char *start = in->at;
     FSDP_TRY(take_type(in, 0, &in->npy->item_size, err));
-    npy_header *npy = in->npy;
+    fsdp_npy *npy = in->npy;
     size_t size = (size_t)(in->at - start);
     snprintf(npy->descr, sizeof npy->descr, "%.*s%s", size < 100 ? (int)size : 100, start,
              size > 100 ? "..." : "");
@@ -365,10 +346,10 @@ static fsdp_status take_member(literal *in, unsigned *seen, fsdp_error *err)
     return take_shape(in, in->npy->shape, FSDP_MAX_DIMS, &in->npy->ndim, err);
 }
 
-static fsdp_status parse_header(const char *path, const char *text, size_t size,
-                                npy_header *npy_out, fsdp_error *err)
+fsdp_status fsdp_npy_parse(const char *path, const char *text, size_t size, fsdp_npy *npy_out,
+                           fsdp_error *err)
 {
-    *npy_out = (npy_header){0};
+    *npy_out = (fsdp_npy){0};
     literal in = {.path = path, .text = text, .at = text, .end = text + size, .npy = npy_out};
     unsigned seen = 0;
     FSDP_TRY(expect(&in, '{', err));
@@ -412,16 +393,16 @@ static fsdp_status read_at(const array_place *place, void *data, size_t size, in
 /* --- one array -------------------------------------------------------------------------------- */
 
 /* Reads and parses the header; *data_out is the offset of the elements. */
-static fsdp_status read_header(const array_place *place, npy_header *npy, int64_t *data_out,
+static fsdp_status read_header(const array_place *place, fsdp_npy *npy, int64_t *data_out,
                                fsdp_error *err)
 {
     const char *path = fsdp_source_file_path(place->source, (size_t)place->file);
-    uint8_t prefix[PREFIX];
-    size_t prefix_size = place->size < PREFIX ? (size_t)place->size : PREFIX;
+    uint8_t prefix[FSDP_NPY_PREFIX];
+    size_t prefix_size = place->size < FSDP_NPY_PREFIX ? (size_t)place->size : FSDP_NPY_PREFIX;
     int64_t offset;
     size_t size = 0;
     FSDP_TRY(read_at(place, prefix, prefix_size, 0, err));
-    FSDP_TRY(place_header(path, prefix, prefix_size, &offset, &size, err));
+    FSDP_TRY(fsdp_npy_place(path, prefix, prefix_size, &offset, &size, err));
     if ((int64_t)size > place->size - offset)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': the header of an array is cut off", path);
     char *text = fsdp_realloc(NULL, size + 1, 1);
@@ -429,14 +410,14 @@ static fsdp_status read_header(const array_place *place, npy_header *npy, int64_
         return fsdp_fail_memory(err, path);
     fsdp_status status = read_at(place, text, size, offset, err);
     if (status == FSDP_OK)
-        status = parse_header(path, text, size, npy, err);
+        status = fsdp_npy_parse(path, text, size, npy, err);
     fsdp_free(text);
     *data_out = offset + (int64_t)size;
     return status;
 }
 
 /* The elements must fill the rest of the array exactly. */
-static fsdp_status check_size(const array_place *place, const npy_header *npy, int64_t data,
+static fsdp_status check_size(const array_place *place, const fsdp_npy *npy, int64_t data,
                               fsdp_error *err)
 {
     int64_t size = npy->item_size;
@@ -456,7 +437,7 @@ static fsdp_status check_size(const array_place *place, const npy_header *npy, i
     return FSDP_OK;
 }
 
-static fsdp_status add_array(const array_place *place, const npy_header *npy, int64_t data,
+static fsdp_status add_array(const array_place *place, const fsdp_npy *npy, int64_t data,
                              fsdp_error *err)
 {
     static const int64_t origin[FSDP_MAX_DIMS];
@@ -527,7 +508,7 @@ static fsdp_status check_options(const fsdp_source_opts *opts, fsdp_error *err)
 }
 
 /* NumPy has no name for the dtypes of other programs and writes their elements as bytes. */
-static void name_void(const array_place *place, npy_header *npy)
+static void name_void(const array_place *place, fsdp_npy *npy)
 {
     fsdp_dtype dtype;
     const char *list = place->opts && place->opts->void_as ? place->opts->void_as : "";
@@ -538,7 +519,7 @@ static void name_void(const array_place *place, npy_header *npy)
 
 static fsdp_status add_one(const array_place *place, fsdp_error *err)
 {
-    npy_header npy;
+    fsdp_npy npy;
     int64_t data = 0;
     FSDP_TRY(read_header(place, &npy, &data, err));
     name_void(place, &npy);
@@ -625,7 +606,7 @@ static fsdp_status read_escaped_names(fsdp_source *source, int file, const fsdp_
                                       fsdp_escaped_names *escaped, fsdp_error *err)
 {
     array_place place;
-    npy_header npy;
+    fsdp_npy npy;
     int64_t data;
     FSDP_TRY(place_member(source, file, entry, &place, err));
     FSDP_TRY(read_header(&place, &npy, &data, err));

@@ -1,5 +1,5 @@
 /* The header of a .npy array: what NumPy writes is understood, what is not a literal is damage. */
-#include "formats/npy/npy_header.h"
+#include "formats/npy/npy.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
