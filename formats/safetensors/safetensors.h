@@ -63,19 +63,14 @@ fsdp_status fsdp_safetensors_read(const fsdp_source *source, int file, fsdp_safe
                                   fsdp_error *err);
 void fsdp_safetensors_release(fsdp_safetensors *header);
 
-typedef fsdp_status (*fsdp_safetensors_visit)(void *context, const char *name, fsdp_error *err);
 /* The index of a directory, of the variant that the options name; without one the only index there is, also
  * that of a variant; NULL: none. FSDP_ERR_USAGE when several are of equal right. */
 fsdp_status fsdp_safetensors_choose_index(const fsdp_probe *probe, const char **name_out, fsdp_error *err);
-/* Visits the files of the one model of a directory without an index. FSDP_ERR_USAGE lists the models when
- * nothing says which one is meant. */
-fsdp_status fsdp_safetensors_choose_files(const fsdp_probe *probe, fsdp_safetensors_visit visit,
-                                          void *context, fsdp_error *err);
-
-/* Checks a directory without an index: when the names of its files state their number, all of them must
- * exist. FSDP_ERR_DAMAGED names the first one that is missing. */
-fsdp_status fsdp_safetensors_check_set(const char *directory, const char *const *names, size_t count,
-                                       fsdp_error *err);
+/* Lists the files of the one model of a directory without an index, in at most probe->name_count names, which
+ * are borrowed. FSDP_ERR_USAGE lists the models when nothing says which one is meant. When the names state the
+ * number of files, all of them must exist: FSDP_ERR_DAMAGED names the first one that is missing. */
+fsdp_status fsdp_safetensors_choose_files(const fsdp_probe *probe, const char **names_out, size_t *count_out,
+                                          fsdp_error *err);
 
 extern const fsdp_format_writer fsdp_safetensors_writer, fsdp_hf_writer;   /* safetensors_write.c */
 

@@ -151,8 +151,8 @@ static fsdp_status safetensors_check_one(const char *name, const char *const *na
     return check_set("", name, &set, names, count, err);
 }
 
-fsdp_status fsdp_safetensors_check_set(const char *directory, const char *const *names,
-                                       size_t count, fsdp_error *err)
+static fsdp_status check_sets(const char *directory, const char *const *names, size_t count,
+                              fsdp_error *err)
 {
     fsdp_file_set set, last = {0};
     int number;
@@ -449,9 +449,10 @@ static fsdp_status fail_choice(const choosing *choice, const char *variant, fsdp
     return st;
 }
 
-fsdp_status fsdp_safetensors_choose_files(const fsdp_probe *probe, fsdp_safetensors_visit visit,
-                                          void *context, fsdp_error *err)
+fsdp_status fsdp_safetensors_choose_files(const fsdp_probe *probe, const char **names_out,
+                                          size_t *count_out, fsdp_error *err)
 {
+    *count_out = 0;
     choosing choice = {.probe = probe};
     const char *variant = probe->opts ? probe->opts->variant : NULL;
     fsdp_status st = list_models(&choice, err);
@@ -467,8 +468,8 @@ fsdp_status fsdp_safetensors_choose_files(const fsdp_probe *probe, fsdp_safetens
         for (at = 0; choice.items[at].is_out; at++)
             ;
         if (is_same_model(&choice.items[at].set, &set))
-            st = visit(context, probe->names[i], err);
+            names_out[(*count_out)++] = probe->names[i];
     }
     fsdp_free(choice.items);
-    return st;
+    return st == FSDP_OK ? check_sets(probe->path, names_out, *count_out, err) : st;
 }

@@ -450,16 +450,18 @@ static fsdp_status read_index(model_folder *folder, const char *name, fsdp_error
 
 /* --- the files of a directory ----------------------------------------------------------------- */
 
-static fsdp_status list_file(void *context, const char *name, fsdp_error *err)
-{
-    uint64_t number;
-    return number_file(context, name, strlen(name), &number, err);
-}
-
 static fsdp_status list_files(model_folder *folder, const fsdp_probe *probe, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_safetensors_choose_files(probe, list_file, folder, err));
-    return fsdp_safetensors_check_set(probe->path, folder->names, folder->name_count, err);
+    size_t count;
+    uint64_t number;
+    const char **names = fsdp_alloc(probe->name_count, sizeof *names);
+    if (!names)
+        return fsdp_fail_memory(err, "the names of files");
+    fsdp_status status = fsdp_safetensors_choose_files(probe, names, &count, err);
+    for (size_t i = 0; i < count && status == FSDP_OK; i++)
+        status = number_file(folder, names[i], strlen(names[i]), &number, err);
+    fsdp_free(names);
+    return status;
 }
 
 static fsdp_status open_file(model_folder *folder, const char *name, int *file_out, fsdp_error *err)
