@@ -12,7 +12,7 @@
  *   packed.c           formats whose tensors are one run of bytes: offsets, checksums, files (packed.h), and
  *                      the functions of this header for them
  *   nesting.c          the dict and list paths of all entries, free of contradictions (nesting.h)
- *   container_table.c  containers by parent and key, for nesting.c, torch_tree.c and dcp_write.c
+ *   container_table.c  containers by parent and key, for nesting.c, torch_write.c and dcp_write.c
  *
  * The formats themselves are in the rooms of their readers (<fsdp/format.h>).
  *

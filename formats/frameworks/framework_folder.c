@@ -1,6 +1,6 @@
 /*
- * What each look into a directory keeps to while a path is resolved: the number of looks, and links. Patterns of
- * names: see frameworks.h.
+ * What each look into a directory keeps to while a path is resolved: the number of looks, and links.
+ * Patterns of names: see frameworks.h.
  */
 #include "formats/frameworks/framework_folder.h"
 

@@ -1,8 +1,8 @@
 /*
  * One directory while a path is resolved to a checkpoint: its names, the row of the table that fits, and the
  * parts that the row reads together. frameworks.c lists it, finds names in it, recognises files of other
- * programs and goes from directory to directory; framework_shards.c opens the files of its tensor and pipeline
- * ranks; framework_folder.c has what both keep to.
+ * programs and goes from directory to directory; framework_shards.c opens the files of its tensor and
+ * pipeline ranks; framework_folder.c has what both keep to.
  */
 #ifndef FSDP_FRAMEWORK_FOLDER_H
 #define FSDP_FRAMEWORK_FOLDER_H

@@ -18,8 +18,8 @@
 
 /*
  * The file driver: libhdf5 sees one read-only file, whose bytes the parent sends. The child has no file
- * descriptor of it. A small page cache serves small reads, because libhdf5 reads its structures piece by piece
- * and every fetch is a message and its answer.
+ * descriptor of it. A small page cache serves small reads, because libhdf5 reads its structures piece by
+ * piece and every fetch is a message and its answer.
  */
 
 typedef struct child_info {

@@ -1,7 +1,7 @@
 /*
- * Stored chunks: h5py's filter LZF, and checks of chunks before libhdf5 decodes them. libhdf5 trusts the lengths
- * in a chunk and the size that its filters return, and reads memory after a chunk that is too short: bytes that
- * no file holds.
+ * Stored chunks: h5py's filter LZF, and checks of chunks before libhdf5 decodes them. libhdf5 trusts the
+ * lengths in a chunk and the size that its filters return, and reads memory after a chunk that is too short:
+ * bytes that no file holds.
  *
  * A chunk without filters has no length to check: such datasets are read without a cache (open_dataset),
  * and libhdf5 then reads as many bytes as the chunk's shape needs.

@@ -126,8 +126,8 @@ fsdp_status pickle_parse(const fsdp_pickle_options *options, const void *data, s
 
 /* Identifies the global; *dtype_out for those that stand for a dtype. */
 fsdp_known pickle_recognise(const fsdp_pickle_global *global, uint32_t *dtype_out);
-/* Per known global: whether readers evaluate it (a function, or a class), what may be added to an object after
- * the call, and whether .metadata needs it although it is not a class of DCP. */
+/* Per known global: whether readers evaluate it (a function, or a class), what may be added to an object
+ * after the call, and whether .metadata needs it although it is not a class of DCP. */
 enum {
     PICKLE_CALLED = 1,
     PICKLE_TAKES_LISTS = 2,

@@ -194,8 +194,8 @@ fsdp_status rank_files_count_compared(rank_files *set, const torch_tensor *tenso
 
 /* --- ranks_flat.c --- */
 
-/* Makes entries of the parameters inside flat ones, and hides the flat ones and their pieces. Pieces that have
- * names and no shapes get those of the model; NULL: none. */
+/* Makes entries of the parameters inside flat ones, and hides the flat ones and their pieces. Pieces that
+ * have names and no shapes get those of the model; NULL: none. */
 fsdp_status rank_files_take_apart(rank_files *set, const fsdp_source_model *model, fsdp_error *err);
 
 #endif

@@ -1,8 +1,8 @@
 /*
  * FSDP1's local state dicts: one flat tensor per unit, of which each rank has a range, and
- * FlatParamShardMetadata, which lists the parameters in that range and their elements, or is computed from the
- * shapes of a model. Offsets of parameters are not recorded: parameters follow one another, with padding when
- * addresses were aligned, and the offsets must reproduce every rank's range. See ranks.h.
+ * FlatParamShardMetadata, which lists the parameters in that range and their elements, or is computed from
+ * the shapes of a model. Offsets of parameters are not recorded: parameters follow one another, with padding
+ * when addresses were aligned, and the offsets must reproduce every rank's range. See ranks.h.
  */
 #include "formats/ranks/ranks.h"
 #include "base/data/box_internal.h"

@@ -67,8 +67,8 @@ void fsdp_safetensors_release(fsdp_safetensors *header);
  * that of a variant; NULL: none. FSDP_ERR_USAGE when several are of equal right. */
 fsdp_status fsdp_safetensors_choose_index(const fsdp_probe *probe, const char **name_out, fsdp_error *err);
 /* Lists the files of the one model of a directory without an index, in at most probe->name_count names, which
- * are borrowed. FSDP_ERR_USAGE lists the models when nothing says which one is meant. When the names state the
- * number of files, all of them must exist: FSDP_ERR_DAMAGED names the first one that is missing. */
+ * are borrowed. FSDP_ERR_USAGE lists the models when nothing says which one is meant. When the names state
+ * the number of files, all of them must exist: FSDP_ERR_DAMAGED names the first one that is missing. */
 fsdp_status fsdp_safetensors_choose_files(const fsdp_probe *probe, const char **names_out, size_t *count_out,
                                           fsdp_error *err);
 

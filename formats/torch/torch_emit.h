@@ -74,4 +74,12 @@ fsdp_status torch_blame_entry(const fsdp_target_entry *entry, fsdp_status status
 
 extern const fsdp_format_writer fsdp_torch_writer;   /* torch_write.c */
 
+/* --- torch_write.c --- */
+
+/* Pickles one dict of all entries of opts, nested by their paths (nesting.h); the callback emit pickles one
+ * entry and is called once for each. */
+FSDP_CHECKED fsdp_status torch_emit_tree(fsdp_pickler *pickler, const fsdp_target_opts *opts,
+                                         fsdp_status (*emit)(void *context, size_t entry, fsdp_error *err),
+                                         void *context, fsdp_error *err);
+
 #endif

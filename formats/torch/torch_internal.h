@@ -9,11 +9,11 @@
  *         -> torch_storage.c (persistent ids: the place of each storage)   torch_code.c (code that it holds)
  *         -> torch_tensor.c (nodes that are tensors)   torch_numpy.c (arrays, scalars)
  *         -> torch_compare.c (two tensors that should be one)
- *         -> torch_names.c (the walk that names entries; torch_keys.c: keys of dicts)
- *         -> torch_value.c (other nodes as values)   torch_dist.c (DTensor, ShardedTensor)
+ *         -> torch_names.c (the walk that names entries, and their values; torch_keys.c: keys of dicts)
+ *         -> torch_dist.c (DTensor, ShardedTensor)
  *         -> torch_read.c (the format: bid, open, index) -> the builder of the source
  *
- *   entries -> torch_tree.c (nested dicts) -> torch_emit.c (records) -> torch_write.c (the target "torch")
+ *   entries -> torch_write.c (the target "torch": nested dicts) -> torch_emit.c (records)
  *
  *   values as torch.save bytes: torch_resave.c and torch_blob.c write them, torch_blob.c opens them
  *
@@ -190,6 +190,21 @@ fsdp_status torch_check_shape(const torch_archive *archive, int ndim, const int6
 fsdp_status torch_read_sizes(const torch_archive *archive, fsdp_node node, const char *what, int *count_out,
                              int64_t *sizes_out, fsdp_error *err);
 
+/* True for dict, OrderedDict, defaultdict, Counter. */
+bool torch_is_dict(const torch_archive *archive, fsdp_node node);
+/* Its keys and values: a DICT node, or 0 for none. */
+fsdp_node torch_dict_items(const torch_archive *archive, fsdp_node node);
+
+/* An attribute of an object, from its state or its slots; 0 without one. */
+fsdp_node torch_attribute(const torch_archive *archive, fsdp_node object, const char *name);
+/* An attribute from a state. */
+fsdp_node torch_state_attribute(const torch_archive *archive, fsdp_node state, const char *name);
+/* The name of an object's class without its module; "" when the node is not an object. */
+const char *torch_class_name(const torch_archive *archive, fsdp_node object);
+
+/* Counts visited nodes, shared ones each time. FSDP_ERR_LIMIT beyond FSDP_PICKLE_WORK. */
+fsdp_status torch_count_work(torch_archive *archive, int64_t count, fsdp_error *err);
+
 /* --- torch_numpy.c --- */
 
 bool torch_numpy_is_array(const torch_archive *archive, fsdp_node node);
@@ -206,38 +221,16 @@ fsdp_dtype torch_numpy_scalar_dtype(const torch_archive *archive, fsdp_node node
 bool torch_bytes(const torch_archive *archive, fsdp_node node, const char **data_out, size_t *size_out,
                  char **owned_out);
 
-/* --- torch_value.c --- */
+/* --- torch_names.c: values --- */
 
 enum {
     TORCH_MARK_PATH = 1, TORCH_MARK_PLAIN = 2, TORCH_MARK_FULL = 4, TORCH_MARK_SEEN = 8, TORCH_MARK_KEPT = 16
 };
 
-/* FSDP_ERR_LIMIT when the node is too large once shared containers are expanded. */
-fsdp_status torch_measure(torch_archive *archive, fsdp_node node, fsdp_error *err);
-
 /* Reads any node as a value; tensors in it become inner ones of the source. */
 fsdp_status torch_value_read(torch_archive *archive, fsdp_node node, fsdp_value *value_out, fsdp_error *err);
 
-/* Counts visited nodes, shared ones each time. FSDP_ERR_LIMIT beyond FSDP_PICKLE_WORK. */
-fsdp_status torch_count_work(torch_archive *archive, int64_t count, fsdp_error *err);
-/* Begins the visit of a container's items: counts the work, and sets *cycle_out when the container is
- * inside itself. FSDP_ERR_LIMIT beyond the limits. torch_leave ends the visit (not after a cycle). */
-fsdp_status torch_enter(torch_archive *archive, fsdp_node node, int depth, bool *cycle_out, fsdp_error *err);
-void torch_leave(torch_archive *archive, fsdp_node node);
-
-/* True for dict, OrderedDict, defaultdict, Counter. */
-bool torch_is_dict(const torch_archive *archive, fsdp_node node);
-/* Its keys and values: a DICT node, or 0 for none. */
-fsdp_node torch_dict_items(const torch_archive *archive, fsdp_node node);
-
-/* An attribute of an object, from its state or its slots; 0 without one. */
-fsdp_node torch_attribute(const torch_archive *archive, fsdp_node object, const char *name);
-/* An attribute from a state. */
-fsdp_node torch_state_attribute(const torch_archive *archive, fsdp_node state, const char *name);
-/* The name of an object's class without its module; "" when the node is not an object. */
-const char *torch_class_name(const torch_archive *archive, fsdp_node object);
-
-/* --- torch_names.c --- */
+/* --- torch_names.c: names --- */
 
 /* A named part of an archive. */
 typedef struct torch_item {

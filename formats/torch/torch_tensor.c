@@ -1,6 +1,7 @@
 /*
  * Nodes that are tensors: resolves torch's rebuild functions, Parameters and subclasses, and
- * checks every size, stride and offset against the storage. See torch_internal.h.
+ * checks every size, stride and offset against the storage. Parts of dicts and of other objects,
+ * which all readers of nodes ask for, are here too. See torch_internal.h.
  */
 #include "formats/torch/torch_internal.h"
 #include "base/data/box_internal.h"
@@ -81,6 +82,67 @@ torch_kind torch_tensor_kind(const torch_archive *archive, fsdp_node node)
     rebuild at;
     torch_kind kind = find_rebuild(archive, node, &at);
     return kind == TORCH_KIND_TENSOR ? refine(archive, &at) : kind;
+}
+
+/* --- parts of objects --------------------------------------------------------------------------- */
+
+bool torch_is_dict(const torch_archive *archive, fsdp_node node)
+{
+    const fsdp_pickle_node *at = torch_node(archive, node);
+    return at->kind == FSDP_NODE_DICT ||
+           (at->kind == FSDP_NODE_CALL &&
+            (at->known == FSDP_KNOWN_ORDERED_DICT || at->known == FSDP_KNOWN_DEFAULTDICT ||
+             at->known == FSDP_KNOWN_COUNTER));
+}
+
+fsdp_node torch_dict_items(const torch_archive *archive, fsdp_node node)
+{
+    const fsdp_pickle_node *at = torch_node(archive, node);
+    return at->kind == FSDP_NODE_DICT ? node : fsdp_pickle_dict_items(&archive->pickle, at);
+}
+
+fsdp_node torch_state_attribute(const torch_archive *archive, fsdp_node state, const char *name)
+{
+    if (torch_node(archive, state)->kind == FSDP_NODE_DICT)
+        return fsdp_pickle_lookup(&archive->pickle, state, name);
+    for (size_t part = 0; part < 2; part++) { /* (attributes, slots) */
+        fsdp_node found = fsdp_pickle_lookup(
+            &archive->pickle, fsdp_pickle_element(&archive->pickle, state, part), name);
+        if (found != 0)
+            return found;
+    }
+    return 0;
+}
+
+fsdp_node torch_attribute(const torch_archive *archive, fsdp_node object, const char *name)
+{
+    const fsdp_pickle_node *at = torch_node(archive, object);
+    return at->kind == FSDP_NODE_CALL ? torch_state_attribute(archive, at->as.call->state, name)
+                                      : 0;
+}
+
+const char *torch_class_name(const torch_archive *archive, fsdp_node object)
+{
+    const fsdp_pickle_node *at = torch_node(archive, object);
+    if (at->kind != FSDP_NODE_CALL)
+        return "";
+    const fsdp_pickle_node *class = torch_node(archive, at->as.call->callable);
+    return class->kind == FSDP_NODE_GLOBAL ? class->as.global->name : "";
+}
+
+/* --- work ---------------------------------------------------------------------------------------- */
+
+static fsdp_status fail_work(const torch_archive *archive, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_LIMIT,
+                     "%s: with shared containers expanded it holds over 10 million objects",
+                     archive->where);
+}
+
+fsdp_status torch_count_work(torch_archive *archive, int64_t count, fsdp_error *err)
+{
+    archive->work += count;
+    return archive->work > FSDP_PICKLE_WORK ? fail_work(archive, err) : FSDP_OK;
 }
 
 /* --- numbers ------------------------------------------------------------------------------------ */

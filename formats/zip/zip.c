@@ -1,6 +1,6 @@
 /*
- * An untrusted zip archive: its directory (end record, central directory, local headers), and the bytes of its
- * entries, inflated and compared with their checksums. See zip.h.
+ * An untrusted zip archive: its directory (end record, central directory, local headers), and the bytes of
+ * its entries, inflated and compared with their checksums. See zip.h.
  *
  *   end of the range -> end record (and its zip64 form) -> central directory -> one local header per entry
  *

@@ -34,7 +34,7 @@ static const char *tensor_kind_named(const char *name)
 /* --- classes ---------------------------------------------------------------------------------- */
 
 /* The first rule whose beginning and end a class has names its kind. The readers' names of classes:
- * formats/torch/torch_value.c, formats/npy/npz_read.c, formats/hdf5_child/hdf5_child_type.c. */
+ * formats/torch/torch_names.c, formats/npy/npz_read.c, formats/hdf5_child/hdf5_child_type.c. */
 static const struct {
     const char *begin, *end, *kind;
     bool is_subclass; /* without a storage of its own */

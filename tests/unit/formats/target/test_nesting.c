@@ -6,7 +6,7 @@
 #include "base/data/name_path.h"
 #include "formats/dcp/dcp_fold.h"
 #include "formats/target/nesting.h"
-#include "formats/torch/torch_tree.h"
+#include "formats/torch/torch_emit.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
