@@ -22,6 +22,8 @@ static fsdp_status read_value(torch_archive *archive, fsdp_node node, int depth,
 
 /* --- walking ------------------------------------------------------------------------------------ */
 
+/* Begins the visit of a container's items: counts the work, and sets *cycle_out when the container is
+ * inside itself. FSDP_ERR_LIMIT beyond the limits. leave ends the visit (not after a cycle). */
 static fsdp_status enter(torch_archive *archive, fsdp_node node, int depth, bool *cycle_out,
                          fsdp_error *err)
 {
@@ -41,8 +43,6 @@ static fsdp_status enter(torch_archive *archive, fsdp_node node, int depth, bool
     return FSDP_OK;
 }
 
-/* Begins the visit of a container's items: counts the work, and sets *cycle_out when the container is
- * inside itself. FSDP_ERR_LIMIT beyond the limits. leave ends the visit (not after a cycle). */
 static void leave(torch_archive *archive, fsdp_node node)
 {
     archive->marks[node] &= (uint8_t)~TORCH_MARK_PATH;

@@ -21,45 +21,38 @@ ROOT = HERE.parent.parent
 PARSERS = {
     "config": "statedict/models/config statedict/models/formula statedict/expect/expect",
     "dcp": "formats/dcp/dcp_metadata formats/dcp/dcp_read",
-    "deepspeed": "formats/deepspeed/deepspeed formats/deepspeed/deepspeed_experts "
-                 "formats/deepspeed/deepspeed_flat formats/deepspeed/deepspeed_model "
-                 "formats/deepspeed/deepspeed_names formats/deepspeed/deepspeed_optim "
+    "deepspeed": "formats/deepspeed/deepspeed formats/deepspeed/deepspeed_flat "
+                 "formats/deepspeed/deepspeed_model formats/deepspeed/deepspeed_optim "
                  "formats/deepspeed/deepspeed_plain formats/deepspeed/deepspeed_read "
-                 "formats/deepspeed/deepspeed_resume formats/deepspeed/deepspeed_universal "
-                 "formats/deepspeed/deepspeed_values",
+                 "formats/deepspeed/deepspeed_resume",
     "derive": "statedict/derive/adapter statedict/derive/element_types statedict/derive/derived_product",
-    "gguf": "formats/gguf/gguf_input formats/gguf/gguf_read formats/gguf/gguf_type formats/gguf/gguf_value",
+    "gguf": "formats/gguf/gguf_read formats/gguf/gguf_type",
     "gguf_tokens": "statedict/gguf_model/gguf_config statedict/gguf_model/gguf_sentencepiece "
                    "statedict/gguf_model/gguf_tokenizer statedict/gguf_model/gguf_vocab "
                    "formats/tokenizer/sentencepiece",
     "hdf5": "formats/hdf5_child/hdf5_session formats/hdf5_child/hdf5_listing",
     "index": "formats/native/native_index formats/native/native_read",
     "layouts": "formats/frameworks/framework_config formats/frameworks/framework_folder "
-               "formats/frameworks/framework_names formats/frameworks/framework_notes "
-               "formats/frameworks/framework_parts formats/frameworks/frameworks "
-               "formats/safetensors/safetensors_tree formats/safetensors/safetensors_slices",
-    "llmc": "formats/llmc/llmc_layout formats/llmc/llmc_read",
+               "formats/frameworks/frameworks formats/safetensors/safetensors_tree",
+    "llmc": "formats/llmc/llmc",
     "manifest": "statedict/manifest/manifest statedict/manifest/manifest_state_read "
                 "statedict/manifest/manifest_value statedict/manifest/manifest_path",
     "map": "statedict/map/map_apply statedict/map/map_bindings statedict/map/map_file "
            "statedict/map/map_pattern statedict/map/map_size statedict/map/map_steps",
     "modules": "formats/frameworks/framework_modules",
-    "npz": "formats/npy/npz_read formats/npy/npy_header",
+    "npz": "formats/npy/npz_read",
     "plan": "statedict/convert/plan_read",
-    "ranks": "formats/ranks/ranks formats/ranks/ranks_compare formats/ranks/ranks_dist "
-             "formats/ranks/ranks_flat formats/ranks/ranks_merge formats/ranks/ranks_mesh "
-             "formats/source/rank_names formats/ranks/ranks_place formats/ranks/ranks_plain "
-             "formats/ranks/ranks_read",
+    "ranks": "formats/ranks/ranks formats/ranks/ranks_dist formats/ranks/ranks_flat "
+             "formats/source/rank_names formats/ranks/ranks_plain formats/ranks/ranks_read",
     "safetensors": "formats/safetensors/safetensors_header formats/safetensors/safetensors_read",
     "tokenizer": "formats/tokenizer/json_part formats/tokenizer/tokenizer_json "
                  "formats/tokenizer/tokenizer_rules runtime/tokens/tokenizer "
                  "runtime/tokens/tokenizer_read runtime/tokens/tokenize_lines runtime/tokens/added_tokens "
                  "runtime/tokens/merge runtime/tokens/split runtime/tokens/unicode runtime/tokens/vocab",
     "torch": "formats/pickle/pickle formats/pickle/pickle_nodes formats/pickle/pickle_policy "
-             "formats/pickle/pickle_text formats/torch/torch_names formats/torch/torch_value "
-             "formats/torch/torch_tensor formats/torch/torch_read formats/torch/torch_legacy "
+             "formats/torch/torch_names formats/torch/torch_tensor formats/torch/torch_read "
              "formats/torch/torch_numpy formats/torch/torch_storage formats/torch/torch_zip",
-    "zip": "formats/zip/zip formats/zip/zip_read",
+    "zip": "formats/zip/zip",
 }
 
 
