@@ -7,11 +7,10 @@
  * it.
  *
  *   framework_table.c  the frameworks, as data: a new one is a row
- *   framework_names.c  names that match patterns
  *   framework_config.c fsdp_framework_config: where config.json and the tokenizer are
  *   framework_modules.c fsdp_framework_modules: folders of a model's further modules
  *   framework_shards.c the files of several ranks, opened as one source after a check that they agree
- *   framework_folder.h one directory while a path is resolved
+ *   framework_folder.c names that match patterns, and what each look into a directory keeps to
  *   frameworks.c       fsdp_framework_resolve: run -> newest step -> part, by the table, pointers and what is
  *                      there; fsdp_framework_open, which opens all parts of a row as one source
  *
