@@ -14,11 +14,28 @@ from ._library import (CancelledError, DamagedError, Error, ExistsError, InputOu
 from ._tasks import (Difference, Differences, Entry, Finding, Plan, Report, Run, convert, diff, load, ls,
                      plan, save, verify)
 
-def open(path, **options):
-    return Checkpoint(path, **options)
+def open(path, *, framework=None, device="cpu", dequantize=False, map=None, verify=None, **options):
+    """Opens a checkpoint of any format; a run stands for its newest good step.
+
+    framework   "numpy" (the default where it is installed), "torch" or "array"
+    device      where tensors are put, with PyTorch
+    dequantize  quantized tensors of GGUF become floating numbers
+    map         names of another framework: a built-in map or the path of a map file (docs/maps.md)
+    verify      compare blocks with their checksums: by default for whole tensors, not for slices
+    options     members of fsdp_open_opts (checkpoint.h): format, allow_missing, variant, whole, like, ...
+
+    >>> import numpy
+    >>> save({"w": numpy.eye(3)}, "opened")
+    >>> with open("opened") as checkpoint:
+    ...     checkpoint.keys(), checkpoint["w"][1].tolist()
+    (['w'], [0.0, 1.0, 0.0])
+    """
+    return Checkpoint(path, framework=framework, device=device, dequantize=dequantize, map=map, verify=verify,
+                      **options)
 
 
 def safe_open(path, framework=None, device="cpu", **options):
+    """Opens a checkpoint as `open` does, with the arguments of safetensors.safe_open."""
     return Checkpoint(path, framework=framework, device=device, **options)
 
 

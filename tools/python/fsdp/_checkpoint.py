@@ -60,6 +60,9 @@ class Slice:
                 raise TypeError("a scalar has no length")
             return self.shape[0]
 
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
     def __getitem__(self, index):
         return self._checkpoint._read(self, _resolve(index, self.shape))
 

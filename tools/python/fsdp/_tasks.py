@@ -117,7 +117,18 @@ def kept_is_own(item, kept):
 # --- save and load --------------------------------------------------------------------------------
 
 def save(state, path, *, step=None, progress=None, **options):
-    """Saves a dict of arrays and values as a checkpoint, which appears whole or not at all."""
+    """Saves a dict of arrays and values, nested as you like, as a checkpoint: whole or not at all.
+
+    step      a number that is stored with the checkpoint
+    progress  True shows a bar; or a function of (bytes done, bytes in all, name)
+    options   members of fsdp_save_opts (checkpoint.h): kind ("sharded", "full", "local"), compress, level,
+              overwrite, skip_fsync, skip_view, threads, memory
+
+    >>> import numpy
+    >>> save({"w": numpy.zeros(4), "epoch": 3}, "saved", compress=True)
+    >>> load("saved")["epoch"]
+    3
+    """
     opts = options_of.from_struct(c.fsdp_save_opts(), options, SAVE, "save")
     _save(lib.fsdp_sd_save, state, (os.fsencode(path),), step, progress, opts)
 
@@ -188,7 +199,18 @@ class _Loaded:
 
 
 def load(path, into=None, *, framework=None, device="cpu", flat=False, progress=None, **options):
-    """Loads a checkpoint into memory, with the nesting that it was saved with."""
+    """Loads a checkpoint of any format into memory, nested as it was saved.
+
+    into     a state whose arrays are filled in place and whose values are replaced; it is returned
+    flat     names in one dict, without nesting
+    options  members of fsdp_load_opts (checkpoint.h): include, exclude (regular expressions over names),
+             partial, cast, check ("blocks", "off"), threads, memory
+
+    >>> import numpy
+    >>> save({"a": {"x": numpy.ones(2), "y": numpy.zeros(2)}}, "loaded")
+    >>> load("loaded", include="x$")["a"]["x"].tolist(), sorted(load("loaded", flat=True))
+    ([1.0, 1.0], ['a.x', 'a.y'])
+    """
     opts = options_of.from_struct(c.fsdp_load_opts(), options, LOAD, "load")
     with shown(progress, "load") as callback:
         watch = Watch(callback)
@@ -286,8 +308,21 @@ class _Conversion:
 
 
 def convert(source, target, *, progress=None, **options):
-    """Converts a checkpoint to another format or layout. The options are those of fsdp-convert; returns the
-    plan."""
+    """Converts a checkpoint to another format or layout, and returns the plan.
+
+    The options are those of fsdp-convert, with underscores for dashes; lists take several texts, and a mesh
+    is a dict. Without `to` the suffix of the target decides; other targets are Hugging Face directories.
+
+    >>> import numpy
+    >>> save({"w": numpy.arange(6.0).reshape(3, 2)}, "source")
+    >>> plan = convert("source", "target.safetensors", dtype="bf16")
+    >>> plan.numbers["tensors"]
+    1
+    >>> from fsdp import open
+    >>> with open("target.safetensors", framework="array") as checkpoint:
+    ...     checkpoint.dtype("w")
+    'bf16'
+    """
     with shown(progress, "convert") as callback:
         watch = Watch(callback)
         with _Conversion(source, target, options, watch) as conversion:
@@ -297,7 +332,13 @@ def convert(source, target, *, progress=None, **options):
 
 
 def plan(source, target, **options):
-    """Plans a conversion, with the options of convert, and writes nothing."""
+    """Plans a conversion, with the options of convert, and writes nothing.
+
+    >>> import numpy
+    >>> save({"w": numpy.ones(2)}, "planned")
+    >>> plan("planned", "other", to="dcp", world_size=4).numbers["world"]
+    4
+    """
     with _Conversion(source, target, options, Watch()) as conversion:
         return conversion.plan()
 
@@ -332,8 +373,20 @@ def _numbers(struct):
 
 
 def verify(path, *, level="data", like=None, progress=None, **options):
-    """Verifies a checkpoint: its structure, with level "data" every checksum, with "deep" also values. With
-    `like`, a checkpoint or a config.json, compares its tensors with those of that model."""
+    """Verifies a checkpoint; the report is false if it is damaged.
+
+    level    "quick": structure and sizes; "data": every checksum; "deep": also the view, HDF5's own
+             structures and doubtful values
+    like     a checkpoint or a config.json: compares the tensors with those of that model
+    options  members of fsdp_verify_opts (checkpoint.h): digests ("ignore", "use", "write"), repair, variant,
+             threads, memory
+
+    >>> import numpy
+    >>> save({"w": numpy.array([1.0, numpy.nan])}, "verified")
+    >>> report = verify("verified", level="deep")
+    >>> report.good, report.findings[0].kind, report.findings[0].tensor
+    (True, 'value', 'w')
+    """
     opts = options_of.from_struct(c.fsdp_verify_opts(), {"level": level, **options}, VERIFY, "verify")
     findings = []
 
@@ -379,7 +432,17 @@ class Differences(list):
 
 
 def diff(a, b, *, progress=None, rename=(), **options):
-    """Compares two checkpoints of any formats, whose layouts may differ."""
+    """Compares two checkpoints of any formats, whose layouts may differ: paths, or opened ones.
+
+    rename   rules "s/REGEX/NEW/" from names of a to those of b
+    options  members of fsdp_diff_opts (diff.h): atol, rtol, ulp, keys_only, include, exclude, threads, memory
+
+    >>> import numpy
+    >>> save({"w": numpy.zeros(3)}, "one"), save({"w": numpy.array([0, 2.5, 0])}, "two")
+    (None, None)
+    >>> [(found.name, found.differing, found.max_abs) for found in diff("one", "two")]
+    [('w', 1, 2.5)]
+    """
     opts = c.fsdp_diff_opts()
     options_of.fill(opts, options, DIFF, "diff")
     opts.renames, opts.rename_count = options_of.texts("rename", rename)
@@ -431,7 +494,15 @@ class Entry(NamedTuple):
 
 
 def ls(path, **options):
-    """Lists a checkpoint: [Entry, ...]."""
+    """Lists a checkpoint; the options are those of open.
+
+    >>> import numpy
+    >>> save({"w": numpy.ones((2, 3)), "lr": 0.1}, "listed")
+    >>> for entry in ls("listed"):
+    ...     entry.name, entry.kind, entry.shape, entry.value
+    ('w', 'tensor', (2, 3), None)
+    ('lr', 'value', None, 0.1)
+    """
     with Checkpoint(path, **options) as checkpoint:
         return [_entry(checkpoint, entry) for entry in checkpoint._entries()]
 
