@@ -94,7 +94,7 @@ class Errors(unittest.TestCase):
 
     def test_the_nearest_option_is_named(self):
         for work in (lambda: fsdp.open("x", alow_missing="y"), lambda: fsdp.convert("a", "b", word_size=3),
-                     lambda: fsdp.save({}, "x", compres=True)):
+                     lambda: fsdp.save({}, "x", kynd="full")):
             with self.assertRaisesRegex(fsdp.UsageError, "did you mean"):
                 work()
 
