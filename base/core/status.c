@@ -7,6 +7,7 @@
 #include "base/text.h"
 
 #include <errno.h>
+#include <locale.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -60,6 +61,13 @@ static void cut_middle(const char *text, char *out, size_t room)
     memcpy(out + head + sizeof dots - 1, text + tail, size - tail + 1);
 }
 
+/* In English, whatever the program's locale is. */
+static const char *describe_errno(int errnum)
+{
+    locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    return plain ? strerror_l(errnum, plain) : "unknown error";
+}
+
 static void set_text(fsdp_error *err, fsdp_status status, int errnum, const char *format,
                      va_list args)
 {
@@ -68,9 +76,8 @@ static void set_text(fsdp_error *err, fsdp_status status, int errnum, const char
     char draft[DRAFT_BYTES], reason[128] = "";
     vsnprintf(draft, sizeof draft, format ? format : "", args);
     if (errnum != 0) {
-        const char *known = strerrordesc_np(errnum);
         const char *hint = errnum == EFBIG ? " ('ulimit -f' shows a limit that may be raised)" : "";
-        snprintf(reason, sizeof reason, ": %s%s", known ? known : "unknown error", hint);
+        snprintf(reason, sizeof reason, ": %s%s", describe_errno(errnum), hint);
     }
     err->status = status;
     err->errnum = errnum;

@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -23,7 +24,7 @@ static fsdp_status keep_channel(int *channel, fsdp_error *err)
     if (dup2(*channel, STDIN_FILENO) < 0)
         return fsdp_fail_errno(err, errno, "cannot set up the process that reads HDF5");
     *channel = STDIN_FILENO;
-    if (close_range(STDIN_FILENO + 1, ~0U, 0) == 0)
+    if (syscall(SYS_close_range, STDIN_FILENO + 1, ~0U, 0) == 0) /* glibc has it since 2.34 */
         return FSDP_OK;
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) < 0)

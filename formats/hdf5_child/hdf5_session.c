@@ -15,14 +15,15 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/pidfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <sys/resource.h>
 #include <time.h>
 
 enum { USUAL_DEADLINE_MS = 30000, FILE_BYTES_PER_MS = 4096 };
+enum { BY_PIDFD = 3 }; /* P_PIDFD, which glibc has since 2.36, as it has the calls */
 
 struct fsdp_h5_session {
     fsdp_h5_file_view view;
@@ -53,7 +54,7 @@ static const char *death(fsdp_h5_session *session)
     siginfo_t info = {0};
     struct pollfd wait = {.fd = session->handle, .events = POLLIN};
     if (session->handle < 0 || poll(&wait, 1, SOON_MS) <= 0 ||
-        waitid(P_PIDFD, (id_t)session->handle, &info, WEXITED | WNOWAIT | WNOHANG) < 0 ||
+        waitid((idtype_t)BY_PIDFD, (id_t)session->handle, &info, WEXITED | WNOWAIT | WNOHANG) < 0 ||
         info.si_pid == 0 || info.si_code == CLD_EXITED)
         return "ended";
     switch (info.si_status) {
@@ -296,8 +297,9 @@ static void end_child(fsdp_h5_session *session)
 {
     siginfo_t info;
     if (session->handle >= 0) {
-        (void)pidfd_send_signal(session->handle, SIGKILL, NULL, 0);
-        while (waitid(P_PIDFD, (id_t)session->handle, &info, WEXITED) < 0 && errno == EINTR)
+        (void)syscall(SYS_pidfd_send_signal, session->handle, SIGKILL, NULL, 0);
+        while (waitid((idtype_t)BY_PIDFD, (id_t)session->handle, &info, WEXITED) < 0 &&
+               errno == EINTR)
             continue;
         close(session->handle);
         return;
@@ -336,7 +338,7 @@ static fsdp_status fork_child(fsdp_h5_session *session, int child_channel, fsdp_
         return fsdp_fail_errno(err, reason, "cannot start a process that reads '%s'",
                                session->view.path);
     session->child = child;
-    session->handle = pidfd_open(child, 0);
+    session->handle = (int)syscall(SYS_pidfd_open, child, 0);
     return FSDP_OK;
 }
 

@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -189,7 +190,7 @@ static fsdp_status run_job(fsdp_async_saver *saver, fsdp_error *err)
 /* The threads that a save starts inherit it. */
 static void lower_priority(void)
 {
-    const id_t thread = (id_t)gettid();
+    const id_t thread = (id_t)syscall(SYS_gettid);
     (void)setpriority(PRIO_PROCESS, thread, getpriority(PRIO_PROCESS, thread) + NICER);
 }
 

@@ -48,10 +48,10 @@ static atomic_int ranks_at_work, ranks_of_job;
 static pid_t rank_process;
 static _Thread_local int rank_of_thread = -1;
 
-static void *flush_all(void *context)
+static void *flush_all(void *has_flushed)
 {
-    (void)context;
     fflush(NULL);
+    atomic_store((atomic_bool *)has_flushed, true);
     return NULL;
 }
 
@@ -62,10 +62,13 @@ static void *flush_all(void *context)
  */
 _Noreturn static void leave_at_once(int code)
 {
+    static atomic_bool has_flushed;
+    const struct timespec pause = fsdp_timespec(1);
+    const int64_t until = fsdp_now_ms() + FLUSH_MS;
     pthread_t thread;
-    struct timespec until = fsdp_timespec(fsdp_now_ms() + FLUSH_MS);
-    if (pthread_create(&thread, NULL, flush_all, NULL) == 0)
-        (void)pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &until);
+    if (pthread_create(&thread, NULL, flush_all, &has_flushed) == 0)
+        while (!atomic_load(&has_flushed) && fsdp_now_ms() < until)
+            nanosleep(&pause, NULL);
     _exit(code);
 }
 

@@ -51,7 +51,8 @@ static const char *skip_bracket(const char *at)
     for (bool first = true; *at && (*at != ']' || first); first = false, at++) {
         if (at[0] != '[' || !at[1] || !strchr(":.=", at[1]))
             continue;
-        const char *end = strstr(at + 2, (char[]){at[1], ']', '\0'});
+        const char closing[] = {at[1], ']', '\0'};
+        const char *end = strstr(at + 2, closing);
         at = end ? end + 1 : at;
     }
     return *at ? at + 1 : at;
