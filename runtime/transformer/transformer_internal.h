@@ -4,7 +4,7 @@
 
 #include "runtime/transformer/linear_layer.h"
 #include "runtime/transformer/transformer.h"
-#include "statedict/models/formula.h"
+#include "statedict/models/config.h"
 
 typedef struct model_norm {
     fsdp_param *weight, *bias; /* bias NULL: none */

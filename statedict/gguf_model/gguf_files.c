@@ -2,6 +2,7 @@
  * The files of a tokenizer and of pooling out of the key-value pairs of a GGUF file: the inverse of
  * gguf_tokenizer.c and gguf_pooling.c. See gguf_values.h.
  */
+#include "base/data/name_table.h"
 #include "statedict/gguf_model/gguf_vocab.h"
 
 #include "base/text.h"

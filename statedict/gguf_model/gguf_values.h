@@ -3,11 +3,9 @@
  * convert_hf_to_gguf.py writes them: general.*, the numbers of the architecture, and the tokenizer.
  *
  *   gguf_pairs.c       lists of pairs
- *   gguf_config.c      config.json -> general.*, llama.*, qwen2.*, ... with the keys of the family
- *   gguf_tokenizer.c   tokenizer.json, vocab.txt, tokenizer_config.json -> gguf_vocab.h; all pairs of a model
- *   gguf_sentencepiece.c   tokenizer.model -> gguf_vocab.h
+ *   gguf_config.c      config.json -> general.*, llama.*, qwen2.*, ... with the keys of the family; all pairs
+ *   gguf_tokenizer.c   tokenizer.json, tokenizer.model, vocab.txt, ... -> tokenizer.ggml.*
  *   gguf_pooling.c     modules.json of sentence-transformers -> *.pooling_type
- *   gguf_vocab.c       tokens, scores, merges -> tokenizer.ggml.*
  *   gguf_model.c       the way back: key-value pairs -> config.json
  *   gguf_files.c       likewise -> tokenizer.json, vocab.txt, ...
  *

@@ -8,6 +8,7 @@
  */
 #include "statedict/commit/commit.h"
 #include "base/core/given.h"
+#include "base/core/fnv.h"
 #include "base/core/mem.h"
 #include "base/core/pool.h"
 #include "base/data/box_internal.h"
@@ -398,6 +399,40 @@ static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err
 }
 
 /* --- options are equal on all ranks --- */
+
+/* A save and a load use the path that rank 0 gives. Ranks that give another one mean another checkpoint: they
+ * are told so, instead of reading or writing that of rank 0. */
+enum { PATH_SHOWN = 400 };
+
+/* "a//b/./" is "a/b". */
+uint64_t fsdp_path_print(const char *path)
+{
+    uint64_t print = FSDP_FNV_BEGIN;
+    if (path[0] == '/')
+        print = fsdp_fnv(print, "/", 1);
+    while (*path) {
+        size_t size = strcspn(path, "/");
+        if (size > 0 && !(size == 1 && path[0] == '.')) {
+            print = fsdp_fnv(print, path, size);
+            print = fsdp_fnv(print, "/", 1);
+        }
+        path += size + (path[size] == '/');
+    }
+    return print;
+}
+
+fsdp_status fsdp_fail_paths(fsdp_ctl *ctl, int rank, const char *path, fsdp_error *err)
+{
+    char first[PATH_SHOWN] = "", other[PATH_SHOWN] = ""; /* all bytes are sent */
+    snprintf(first, sizeof first, "%s", path);
+    snprintf(other, sizeof other, "%s", path);
+    FSDP_TRY(fsdp_ctl_broadcast(ctl, 0, first, sizeof first, err));
+    FSDP_TRY(fsdp_ctl_broadcast(ctl, rank, other, sizeof other, err));
+    if (err)
+        err->rank = rank;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "ranks give different paths: rank %d '%s', rank 0 '%s'",
+                     rank, other, first);
+}
 
 /* The path, and the options that decide the bytes of a checkpoint; a difference is reported by
  * name. */

@@ -9,7 +9,6 @@
  *               full state of live ranks to rank 0; a step of a run: lease, retention, the hint `latest`
  *   publish.c   view, manifest and rename; also called by convert/
  *   load.c      finds the checkpoint, matches names, plans and reads; the mirror of save.c
- *   same_path.c tells ranks that give different paths so
  *   full.c      the full state of a stored checkpoint, in memory or streamed
  */
 #ifndef FSDP_SAVE_INTERNAL_H
@@ -30,10 +29,6 @@ static inline int64_t fsdp_save_step(const fsdp_save_opts *opts)
 uint64_t fsdp_path_print(const char *path);
 /* Collective. Fails with the path of a rank that gave another one than rank 0. */
 fsdp_status fsdp_fail_paths(fsdp_ctl *ctl, int rank, const char *path, fsdp_error *err);
-/* Collective, in one round: fsdp_ctl_agree on `mine`, and all ranks give the same path, which may be NULL
- * only where `mine` is a failure. */
-fsdp_status fsdp_agree_path(fsdp_ctl *ctl, const char *path, fsdp_status mine, fsdp_error *err);
-
 typedef struct fsdp_gather {
     int64_t memory;            /* equal on all ranks */
     bool is_described;         /* the ranks have compared their state dicts already */
