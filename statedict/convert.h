@@ -89,6 +89,8 @@ typedef enum fsdp_opaque {
 } fsdp_opaque;
 
 typedef struct fsdp_convert_opts {
+    const fsdp_sd *state;      /* the source in place of a path, which is NULL: its tensors are whole in this
+                                * process (fsdp_sd_gather_full). Borrowed until the close */
     const char *format;        /* a name or alias of fsdp_format_to; NULL: "fsdp" */
     fsdp_open_opts open;       /* of the source; access is also that of the target */
     int64_t max_shard_bytes;   /* hf: limit on the bytes of tensors in a file; 0: its default */
@@ -134,9 +136,9 @@ typedef struct fsdp_convert_opts {
 
 /* --- a conversion in one call --- */
 
-/* Converts `from` to `to`, which must not exist (FSDP_ERR_EXISTS) unless opts->overwrite. The result is
- * read back and compared by hash before it is published, unless opts->skip_verify; it appears whole or not
- * at all. */
+/* Converts `from` (NULL: opts->state) to `to`, which must not exist (FSDP_ERR_EXISTS) unless opts->overwrite.
+ * The result is read back and compared by hash before it is published, unless opts->skip_verify; it appears
+ * whole or not at all. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert(const char *from, const char *to,
                                                           const fsdp_convert_opts *opts, fsdp_error *err);
 
@@ -236,9 +238,9 @@ typedef struct fsdp_convert_plan {
 
 typedef struct fsdp_conversion fsdp_conversion;
 
-/* Opens the source and plans; writes nothing, and fails for every reason for which a run would fail before
- * its first byte. Borrows strings and lists of opts until the close. The caller closes the conversion also
- * after a failure: it is NULL, or has an incomplete plan. */
+/* Opens the source (NULL: opts->state) and plans; writes nothing, and fails for every reason for which a run
+ * would fail before its first byte. Borrows strings and lists of opts until the close. The caller closes the
+ * conversion also after a failure: it is NULL, or has an incomplete plan. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_conversion_open(const char *from, const char *to,
                                                        const fsdp_convert_opts *opts,
                                                        fsdp_conversion **conversion_out, fsdp_error *err);

@@ -329,33 +329,6 @@ static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, 
 
 /* --- the table of native checkpoints ---------------------------------------------------------- */
 
-static fsdp_status default_announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated,
-                                    fsdp_error *err)
-{
-    (void)checkpoint, (void)entry, (void)repeated, (void)err;
-    return FSDP_OK;
-}
-
-static fsdp_status default_set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
-                                      fsdp_error *err)
-{
-    (void)checkpoint, (void)memory, (void)to, (void)err;
-    return FSDP_OK;
-}
-
-static fsdp_reading default_reading(const fsdp_checkpoint *checkpoint)
-{
-    (void)checkpoint;
-    return (fsdp_reading){.threads = INT_MAX, .apart = INT64_MAX};
-}
-
-static bool default_compare_places(const fsdp_checkpoint *checkpoint, size_t a, size_t b,
-                                   int *order_out)
-{
-    (void)checkpoint, (void)a, (void)b, (void)order_out;
-    return false;
-}
-
 static void close_native(fsdp_checkpoint *checkpoint)
 {
     fsdp_native *native = fsdp_native_of(checkpoint);
@@ -510,11 +483,7 @@ static const fsdp_checkpoint_ops native_ops = {.close = close_native,
                                                .each_file = each_file,
                                                .locate = locate,
                                                .missing_at = missing_at,
-                                               .require = require,
-                                               .announce = default_announce,
-                                               .set_memory = default_set_memory,
-                                               .reading = default_reading,
-                                               .compare_places = default_compare_places};
+                                               .require = require};
 
 static fsdp_status open_checkpoint(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
                                    bool look_at_files, fsdp_checkpoint **checkpoint_out,

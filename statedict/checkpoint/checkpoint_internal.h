@@ -7,6 +7,7 @@
  *   checkpoint_ops.c   calls the table
  *   checkpoint.c       opens and reads native checkpoints, also when files are missing
  *   foreign.c          opens and reads other programs' checkpoints
+ *   in_memory.c        a state dict in memory, as a source of conversions
  *   one_file.c         a checkpoint in one file
  *   view.c             writes and compares index.h5
  *   verify.c           verification: files, indexes, values, other programs' checksums
@@ -39,21 +40,20 @@ typedef fsdp_status (*fsdp_file_visit)(void *context, int number, const char *pa
 typedef fsdp_status (*fsdp_number_visit)(void *context, int number, fsdp_error *err);
 
 /*
- * The functions of an opened checkpoint, which is one of three: native (checkpoint.c), another
- * program's (foreign.c), or one of tensors that are derived from another's (derive/derived_checkpoint.c).
- * Other files call the functions below, which call these. Entries are tensors.
+ * The functions of an opened checkpoint: native (checkpoint.c), another program's (foreign.c), a state dict
+ * in memory (in_memory.c), or tensors that are derived from another's (derive/derived_checkpoint.c). Other
+ * files call the functions below, which call these. Entries are tensors. NULL, except for get: there is
+ * nothing to close, check, announce or limit, no file, and no place.
  */
 typedef struct fsdp_checkpoint_ops {
-    void (*close)(fsdp_checkpoint *checkpoint);
     fsdp_status (*get)(fsdp_checkpoint *checkpoint, const struct fsdp_read_request *request, fsdp_error *err);
+    void (*close)(fsdp_checkpoint *checkpoint);
     void (*file_at)(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoint_file *file_out);
     fsdp_status (*each_file)(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *context,
                              fsdp_error *err);
     fsdp_status (*locate)(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
                           fsdp_number_visit visit, void *context, fsdp_error *err);
     const char *(*missing_at)(const fsdp_checkpoint *checkpoint, size_t number, size_t *size_out);
-
-    /* The rest has defaults, below. */
     fsdp_status (*require)(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err);
     fsdp_status (*announce)(fsdp_checkpoint *checkpoint, size_t entry, bool repeated, fsdp_error *err);
     fsdp_status (*set_memory)(fsdp_checkpoint *checkpoint, int64_t memory, const char *to, fsdp_error *err);
@@ -62,9 +62,6 @@ typedef struct fsdp_checkpoint_ops {
      * of them has no such place. */
     bool (*compare_places)(const fsdp_checkpoint *checkpoint, size_t a, size_t b, int *order_out);
 } fsdp_checkpoint_ops;
-
-/* Nothing is checked, announced or limited; no entry has a place. */
-fsdp_status fsdp_default_require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err);
 
 /* The base of the three structs, which begin with it. */
 struct fsdp_checkpoint {
@@ -218,6 +215,9 @@ fsdp_status fsdp_checkpoint_set_memory(fsdp_checkpoint *checkpoint, int64_t memo
 fsdp_status fsdp_checkpoint_announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated,
                                      fsdp_error *err);
 fsdp_reading fsdp_checkpoint_reading(const fsdp_checkpoint *checkpoint);
+/* Orders entries by the bytes that they are read from; 0: the same ones, in the same way. False when one of
+ * them has no such place. */
+bool fsdp_checkpoint_compare_places(const fsdp_checkpoint *checkpoint, size_t a, size_t b, int *order_out);
 
 /* --- missing files (checkpoint_ops.c) --- */
 
@@ -244,5 +244,15 @@ bool fsdp_path_is_foreign(fsdp_io *io, const char *path);
 fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
                               const fsdp_checkpoint *model, fsdp_checkpoint **checkpoint_out,
                               fsdp_error *err);
+
+/* --- in_memory.c --- */
+
+/* Stands for a path in messages. */
+#define FSDP_STATE_PATH "(state in memory)"
+
+/* Makes a checkpoint of a state dict whose tensors are whole in this process. It borrows the state dict and
+ * its memory. FSDP_ERR_USAGE names a tensor that is not whole. */
+fsdp_status fsdp_checkpoint_of_state(fsdp_io *io, const fsdp_sd *state, fsdp_checkpoint **checkpoint_out,
+                                     fsdp_error *err);
 
 #endif

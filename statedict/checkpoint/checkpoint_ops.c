@@ -17,7 +17,8 @@ void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)
 {
     if (!checkpoint)
         return;
-    checkpoint->ops->close(checkpoint);
+    if (checkpoint->ops->close)
+        checkpoint->ops->close(checkpoint);
     fsdp_free(checkpoint->is_missing);
     fsdp_filter_free(checkpoint->may_lack);
     fsdp_manifest_release(&checkpoint->manifest);
@@ -52,7 +53,7 @@ void fsdp_reader_release(fsdp_reader *reader)
 
 fsdp_status fsdp_checkpoint_require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err)
 {
-    return checkpoint->ops->require(checkpoint, entry, err);
+    return checkpoint->ops->require ? checkpoint->ops->require(checkpoint, entry, err) : FSDP_OK;
 }
 
 /* --- queries ---------------------------------------------------------------------------------- */
@@ -82,8 +83,9 @@ const char *fsdp_checkpoint_missing_at(const fsdp_checkpoint *checkpoint, size_t
                                        size_t *size_out)
 {
     size_t size;
-    return checkpoint ? checkpoint->ops->missing_at(checkpoint, number, size_out ? size_out : &size)
-                      : NULL;
+    if (!checkpoint || !checkpoint->ops->missing_at)
+        return NULL;
+    return checkpoint->ops->missing_at(checkpoint, number, size_out ? size_out : &size);
 }
 
 /* --- conversions ------------------------------------------------------------------------------ */
@@ -91,27 +93,31 @@ const char *fsdp_checkpoint_missing_at(const fsdp_checkpoint *checkpoint, size_t
 fsdp_status fsdp_checkpoint_set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
                                        fsdp_error *err)
 {
-    return checkpoint->ops->set_memory(checkpoint, memory, to, err);
+    return checkpoint->ops->set_memory ? checkpoint->ops->set_memory(checkpoint, memory, to, err)
+                                       : FSDP_OK;
 }
 
 fsdp_status fsdp_checkpoint_announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated,
                                      fsdp_error *err)
 {
+    if (!checkpoint->ops->announce)
+        return FSDP_OK;
     return checkpoint->ops->announce(checkpoint, fsdp_sd_tensor_of(checkpoint->manifest.sd, entry),
                                      repeated, err);
 }
 
 fsdp_reading fsdp_checkpoint_reading(const fsdp_checkpoint *checkpoint)
 {
+    if (!checkpoint->ops->reading)
+        return (fsdp_reading){.threads = INT_MAX, .apart = INT64_MAX};
     return checkpoint->ops->reading(checkpoint);
 }
 
-/* --- defaults --------------------------------------------------------------------------------- */
-
-fsdp_status fsdp_default_require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err)
+bool fsdp_checkpoint_compare_places(const fsdp_checkpoint *checkpoint, size_t a, size_t b,
+                                    int *order_out)
 {
-    (void)checkpoint, (void)entry, (void)err;
-    return FSDP_OK;
+    return checkpoint->ops->compare_places &&
+           checkpoint->ops->compare_places(checkpoint, a, b, order_out);
 }
 
 /* --- files ------------------------------------------------------------------------------------ */
@@ -121,19 +127,24 @@ void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int number,
 {
     if (!checkpoint || !file_out)
         return;
-    checkpoint->ops->file_at(checkpoint, number, file_out);
+    *file_out = (fsdp_checkpoint_file){0};
+    if (checkpoint->ops->file_at)
+        checkpoint->ops->file_at(checkpoint, number, file_out);
 }
 
 fsdp_status fsdp_checkpoint_each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit,
                                       void *context, fsdp_error *err)
 {
-    return checkpoint->ops->each_file(checkpoint, visit, context, err);
+    return checkpoint->ops->each_file ? checkpoint->ops->each_file(checkpoint, visit, context, err)
+                                      : FSDP_OK;
 }
 
 fsdp_status fsdp_checkpoint_locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
                                    fsdp_number_visit visit, void *context, fsdp_error *err)
 {
-    return checkpoint->ops->locate(checkpoint, entry, box, visit, context, err);
+    return checkpoint->ops->locate
+               ? checkpoint->ops->locate(checkpoint, entry, box, visit, context, err)
+               : FSDP_OK;
 }
 
 static bool lies_in(fsdp_io *io, const char *path, const char *dir)

@@ -14,7 +14,7 @@ static int compare_placed(const void *a, const void *b)
 {
     const placed_tensor *x = a, *y = b;
     int order = 0; /* all have places */
-    (void)x->from->ops->compare_places(x->from, x->entry, y->entry, &order);
+    (void)fsdp_checkpoint_compare_places(x->from, x->entry, y->entry, &order);
     return order != 0 ? order : (x->entry > y->entry) - (x->entry < y->entry);
 }
 
@@ -27,12 +27,12 @@ static fsdp_status find_same_places(const fsdp_checkpoint *from, size_t *one, fs
         return fsdp_fail_memory(err, "tied weights");
     for (size_t i = 0; i < count; i++)
         if (fsdp_sd_at(from->manifest.sd, i)->kind == FSDP_ENTRY_TENSOR &&
-            from->ops->compare_places(from, i, i, &order))
+            fsdp_checkpoint_compare_places(from, i, i, &order))
             placed[n++] = (placed_tensor){from, i};
     if (n > 0)
         qsort(placed, n, sizeof *placed, compare_placed);
     for (size_t i = 1; i < n; i++)
-        if (from->ops->compare_places(from, placed[i - 1].entry, placed[i].entry, &order) &&
+        if (fsdp_checkpoint_compare_places(from, placed[i - 1].entry, placed[i].entry, &order) &&
             order == 0)
             one[placed[i].entry] = one[placed[i - 1].entry];
     fsdp_free(placed);

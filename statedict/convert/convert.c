@@ -1015,13 +1015,24 @@ static fsdp_status open_conversion(const char *from, const char *to, const fsdp_
     return FSDP_OK;
 }
 
+static bool has_state(const fsdp_convert_opts *opts)
+{
+    return opts && opts->state;
+}
+
 fsdp_status fsdp_conversion_open(const char *from, const char *to, const fsdp_convert_opts *opts,
                                  fsdp_conversion **conversion_out, fsdp_error *err)
 {
     FSDP_NEED(err, conversion_out);
     *conversion_out = NULL;
-    FSDP_NEED(err, from, to);
-    return open_conversion(from, to, opts, conversion_out, err);
+    FSDP_NEED(err, to);
+    if (!has_state(opts))
+        FSDP_NEED(err, from);
+    else if (from ||
+             opts->resume) /* memory has no identity that a later conversion could compare */
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a conversion of a state in memory has no %s",
+                         from ? "path to read from" : "resume: the state may have changed");
+    return open_conversion(from ? from : FSDP_STATE_PATH, to, opts, conversion_out, err);
 }
 
 static void take_how(fsdp_convert_opts *planned, const fsdp_convert_opts *how)
@@ -1074,7 +1085,7 @@ fsdp_status fsdp_conversion_write_plan(fsdp_conversion *conversion, const char *
                                        fsdp_error *err)
 {
     FSDP_NEED(err, conversion, path);
-    if (conversion->state != CONVERSION_PLANNED)
+    if (conversion->state != CONVERSION_PLANNED || conversion->job.opts.state)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the conversion of '%s' has no plan to write",
                          conversion->plan.to);
     return fsdp_plan_write(&conversion->job, &conversion->plan, path, err);
@@ -1156,7 +1167,9 @@ void fsdp_conversion_close(fsdp_conversion *conversion)
 fsdp_status fsdp_checkpoint_convert(const char *from, const char *to, const fsdp_convert_opts *opts,
                                     fsdp_error *err)
 {
-    FSDP_NEED(err, from, to);
+    if (!has_state(opts))
+        FSDP_NEED(err, from);
+    FSDP_NEED(err, to);
     fsdp_conversion *conversion = NULL;
     fsdp_status st = fsdp_conversion_open(from, to, opts, &conversion, err);
     if (st == FSDP_OK)

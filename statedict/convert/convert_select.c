@@ -42,6 +42,9 @@ static bool takes_whole(const fsdp_convert_opts *opts)
 static fsdp_status open_source(const char *from, const fsdp_convert_opts *opts,
                                fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
+    if (opts->state)
+        return fsdp_checkpoint_of_state(fsdp_access_io(&opts->open.access), opts->state,
+                                        checkpoint_out, err);
     fsdp_open_opts open = opts->open;
     open.whole = takes_whole(opts);
     open.memory = opts->memory;

@@ -552,11 +552,11 @@ static bool compare_places(const fsdp_checkpoint *checkpoint, size_t first, size
 {
     const fsdp_derived *a = derived_at(checkpoint, first), *b = derived_at(checkpoint, second);
     const fsdp_checkpoint *from = a ? a->checkpoint : NULL, *other = b ? b->checkpoint : NULL;
-    if (!from || !other || !from->ops->compare_places(from, a->entry, a->entry, order_out) ||
-        !other->ops->compare_places(other, b->entry, b->entry, order_out))
+    if (!from || !other || !fsdp_checkpoint_compare_places(from, a->entry, a->entry, order_out) ||
+        !fsdp_checkpoint_compare_places(other, b->entry, b->entry, order_out))
         return false;
     if (from == other)
-        return from->ops->compare_places(from, a->entry, b->entry, order_out);
+        return fsdp_checkpoint_compare_places(from, a->entry, b->entry, order_out);
     *order_out = from == base_of(checkpoint) ? -1 : 1;
     return true;
 }

@@ -106,6 +106,22 @@ class Tasks(Case):
         with self.assertRaises(fsdp.UsageError):
             fsdp.load(self.path("a"), into={"model": {"w": given.T}}, partial=True)
 
+    def test_save_in_other_formats(self):
+        w = numpy.arange(6, dtype="f4").reshape(2, 3)
+        state = {"model": {"w": w, "layers": [{"b": numpy.ones(2)}]}, "step": 4}
+        for name in ("a.pt", "a.h5"):
+            fsdp.save(state, self.path(name))
+            self.assertSame(fsdp.load(self.path(name)), state)
+        fsdp.save(state, self.path("dcp"), to="dcp", world_size=2)
+        self.assertSame(fsdp.load(self.path("dcp")), state)
+        for name in ("a.safetensors", "a.npz"):
+            with self.assertRaisesRegex(fsdp.UsageError, "tensors only"):
+                fsdp.save(state, self.path(name))
+            fsdp.save(state, self.path(name), drop="values")
+            self.assertTrue(numpy.array_equal(fsdp.load(self.path(name), flat=True)["model.w"], w))
+        with self.assertRaises(fsdp.ExistsError):
+            fsdp.save(state, self.path("a.pt"))
+
     def test_nothing_remains_of_a_refused_save(self):
         for bad in ({"a": object()}, {"a": {1.5: numpy.ones(1)}}, {"a": numpy.array(["text"])},
                     [numpy.ones(1)], {"a": numpy.array([1, "x"], object)}):

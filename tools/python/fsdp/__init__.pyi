@@ -146,11 +146,12 @@ def safe_open(
     path: _Path, framework: _Framework | None = ..., device: Any = ..., **options: Any,
 ) -> Checkpoint: ...
 def save(
-    state: Mapping[Any, Any], path: _Path, *, step: int | None = ..., progress: _Progress = ...,
-    kind: Literal["sharded", "full", "local"] = ..., owners: Literal["balanced", "lowest"] = ...,
+    state: Mapping[Any, Any], path: _Path, *, to: str | None = ..., step: int | None = ...,
+    progress: _Progress = ..., kind: Literal["sharded", "full", "local"] = ...,
+    owners: Literal["balanced", "lowest"] = ...,
     compress: bool = ..., level: int = ..., skip_fsync: bool = ..., skip_view: bool = ...,
     rank0_writes: bool = ..., overwrite: bool = ..., threads: int = ..., memory: int = ...,
-    follow_links: bool = ..., limits_only: bool = ...,
+    follow_links: bool = ..., limits_only: bool = ..., **options: Any,
 ) -> None: ...
 def load(
     path: _Path, into: dict[Any, Any] | None = ..., *, framework: _Framework | None = ..., device: Any = ...,

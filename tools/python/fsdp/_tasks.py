@@ -116,8 +116,12 @@ def kept_is_own(item, kept):
 
 # --- save and load --------------------------------------------------------------------------------
 
-def save(state, path, *, step=None, progress=None, **options):
-    """Saves a dict of arrays and values, nested as you like, as a checkpoint: whole or not at all.
+def save(state, path, *, to=None, step=None, progress=None, **options):
+    """Saves a dict of arrays and values, nested as you like: a checkpoint that appears whole or not at all.
+
+    Without `to` the suffix of the path decides about the format (".safetensors", ".pt", ".npz", ...), and any
+    other path is a native checkpoint. Options of other formats are those of convert. An entry that the
+    format cannot hold is an error, unless `drop` or `only` leaves it out.
 
     step      a number that is stored with the checkpoint
     progress  True shows a bar; or a function of (bytes done, bytes in all, name)
@@ -129,6 +133,12 @@ def save(state, path, *, step=None, progress=None, **options):
     >>> load("saved")["epoch"]
     3
     """
+    if (to or _format_of(path)) != "fsdp":
+        with shown(progress, "save") as callback:
+            watch = Watch(callback)
+            options = {"to": to, "only": "all", **options}
+            with _Conversion(State(flatten(state)), path, options, watch) as conversion:
+                return watch.run(conversion.run)
     opts = options_of.from_struct(c.fsdp_save_opts(), options, SAVE, "save")
     _save(lib.fsdp_sd_save, state, (os.fsencode(path),), step, progress, opts)
 
@@ -268,6 +278,12 @@ def _load_into(state, path, opts, watch):
 
 # --- conversions ----------------------------------------------------------------------------------
 
+def _format_of(path):
+    """The format of a path's suffix; the native one for a path without."""
+    name = lib.fsdp_convert_format_of(os.fsencode(path))
+    return name.decode() if lib.fsdp_format_to(name)[0].suffixes[0] else "fsdp"
+
+
 class Plan(NamedTuple):
     """What a conversion does: its numbers, and sentences about what a user may not expect."""
     numbers: dict
@@ -278,10 +294,13 @@ class Plan(NamedTuple):
 
 
 class _Conversion:
+    """A conversion of a path, or of a State. It borrows paths, texts and the state."""
+
     def __init__(self, source, target, options, watch):
         opts = self._opts = c.fsdp_convert_opts()
-        self._paths = os.fsencode(source), os.fsencode(
-            target)  # the conversion borrows them, and the options' texts
+        self._state = source if isinstance(source, State) else None
+        self._paths = None if self._state else os.fsencode(source), os.fsencode(target)
+        opts.state = self._state and self._state.handle
         self._kept = options_of.convert_options(options, opts)
         if not opts.format:
             opts.format = lib.fsdp_convert_format_of(self._paths[1])
