@@ -189,7 +189,6 @@ fsdp_status fsdp_checkpoint_each_file(const fsdp_checkpoint *checkpoint, fsdp_fi
                                       fsdp_error *err);
 /* Bytes that fsdp_checkpoint_check counts; bytes of files or streams that have checksums. */
 int64_t fsdp_checkpoint_check_bytes(const fsdp_checkpoint *checkpoint);
-int64_t fsdp_checkpoint_checked_bytes(const fsdp_checkpoint *checkpoint);
 /* FSDP_ERR_DAMAGED when a file of another program has another size, time or inode than when it was opened:
  * what was read before may be of the old file. Native blocks have digests that notice it. */
 fsdp_status fsdp_checkpoint_check_unchanged(const fsdp_checkpoint *checkpoint, fsdp_error *err);

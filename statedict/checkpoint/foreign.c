@@ -393,11 +393,6 @@ fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads, cons
     return fsdp_parallel(threads, (size_t)threads, check_worker, &job, err);
 }
 
-int64_t fsdp_checkpoint_checked_bytes(const fsdp_checkpoint *checkpoint)
-{
-    return checkpoint->source ? fsdp_source_checked_bytes(checkpoint->source) : 0;
-}
-
 /* --- places of tensors -------------------------------------------------------------------------- */
 
 static int compare_numbers(const int64_t *a, const int64_t *b, int n)

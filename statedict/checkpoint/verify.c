@@ -442,7 +442,8 @@ static fsdp_status verify_opened(foreign_job *job, fsdp_checkpoint *checkpoint, 
     fsdp_meter_init(&job->meter, &job->opts->watch, check_bytes + checkpoint->info.tensor_bytes);
     job->meter.phase = "check";
     fsdp_status st = fsdp_checkpoint_check(checkpoint, job->opts->threads, &watch, &found);
-    job->summary.checked_bytes = fsdp_checkpoint_checked_bytes(checkpoint);
+    job->summary.checked_bytes =
+        checkpoint->source ? fsdp_source_checked_bytes(checkpoint->source) : 0;
     FSDP_TRY(judge_read(job, st, &found, "", err));
     FSDP_TRY(fsdp_meter_part_end(&part, check_bytes, err)); /* a fault ends the check */
     job->meter.phase = "read";

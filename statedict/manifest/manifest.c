@@ -474,10 +474,10 @@ static fsdp_status take_member(manifest_reader *reader, int which, fsdp_error *e
     case KEY_COMPRESSED: return fsdp_json_bool(json, &manifest->compressed, err);
     case KEY_FILES: return take_files(reader, err);
     case KEY_MESHES:
-        FSDP_TRY(fsdp_state_reader_create(json, manifest->world, &reader->state, err));
-        return fsdp_state_reader_take_meshes(reader->state, err);
-    case KEY_FLATS: return fsdp_state_reader_take_flats(reader->state, err);
-    case KEY_ENTRIES: return fsdp_state_reader_take_entries(reader->state, err);
+    case KEY_FLATS:
+    case KEY_ENTRIES:
+        return fsdp_state_reader_take(&reader->state, json, manifest->world,
+                                      (fsdp_state_part)(which - KEY_MESHES), err);
     case KEY_METADATA: return take_metadata(reader, err);
     default: return fsdp_json_skip(json, err); /* the hash was compared before */
     }
@@ -499,7 +499,6 @@ static fsdp_status take_manifest(manifest_reader *reader, fsdp_error *err)
     const uint64_t required = ((uint64_t)1 << KEY_REQUIRED) - 1;
     if ((reader->members.seen & required) != required)
         return fsdp_json_fail(json, err, "members are missing");
-    fsdp_state_reader_move(reader->state, reader->manifest);
     return FSDP_OK;
 }
 
@@ -512,7 +511,7 @@ fsdp_status fsdp_manifest_decode(const char *text, size_t size, const char *path
                               .members = {.names = keys, .count = KEY_COUNT}};
     fsdp_json_init(&reader.json, text, size, path);
     fsdp_status status = take_manifest(&reader, err);
-    fsdp_state_reader_free(reader.state);
+    fsdp_state_reader_end(reader.state, status == FSDP_OK ? manifest_out : NULL);
     fsdp_json_release(&reader.json);
     if (status != FSDP_OK)
         fsdp_manifest_release(manifest_out);

@@ -22,13 +22,12 @@ fsdp_status fsdp_manifest_take_stored(fsdp_json *json, fsdp_value_kind *kind_out
 fsdp_status fsdp_manifest_put_state(fsdp_text *text, const fsdp_sd *sd, int world, fsdp_error *err);
 
 typedef struct fsdp_state_reader fsdp_state_reader;
-fsdp_status fsdp_state_reader_create(fsdp_json *json, int world, fsdp_state_reader **reader_out,
-                                     fsdp_error *err);
-void fsdp_state_reader_free(fsdp_state_reader *reader);        /* accepts NULL */
-fsdp_status fsdp_state_reader_take_meshes(fsdp_state_reader *reader, fsdp_error *err);
-fsdp_status fsdp_state_reader_take_flats(fsdp_state_reader *reader, fsdp_error *err);
-fsdp_status fsdp_state_reader_take_entries(fsdp_state_reader *reader, fsdp_error *err);
-/* Moves the state dict and the list of stored values to the manifest. */
-void fsdp_state_reader_move(fsdp_state_reader *reader, fsdp_manifest *manifest_out);
+typedef enum fsdp_state_part { FSDP_STATE_MESHES, FSDP_STATE_FLATS, FSDP_STATE_ENTRIES } fsdp_state_part;
+/* Takes a member of the JSON. That of the meshes, which is the first, creates the reader. */
+fsdp_status fsdp_state_reader_take(fsdp_state_reader **reader, fsdp_json *json, int world,
+                                   fsdp_state_part part, fsdp_error *err);
+/* Frees the reader, which may be NULL, and moves the state dict and the list of stored values to the
+ * manifest; NULL after a failure: they are freed. */
+void fsdp_state_reader_end(fsdp_state_reader *reader, fsdp_manifest *manifest_out);
 
 #endif

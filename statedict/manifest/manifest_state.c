@@ -521,49 +521,15 @@ struct fsdp_state_reader {
     fsdp_error reason; /* the error of the state dict */
 };
 
-fsdp_status fsdp_state_reader_create(fsdp_json *json, int world, fsdp_state_reader **reader_out,
-                                     fsdp_error *err)
+static fsdp_status create_reader(fsdp_json *json, int world, fsdp_state_reader **reader_out,
+                                 fsdp_error *err)
 {
     *reader_out = fsdp_alloc(1, sizeof **reader_out);
     if (!*reader_out)
         return fsdp_fail_memory(err, "the manifest");
     (*reader_out)->json = json;
     (*reader_out)->world = world;
-    fsdp_status status = fsdp_sd_create(&(*reader_out)->sd, err);
-    if (status != FSDP_OK) {
-        fsdp_state_reader_free(*reader_out);
-        *reader_out = NULL;
-    }
-    return status;
-}
-
-void fsdp_state_reader_free(fsdp_state_reader *reader)
-{
-    if (!reader)
-        return;
-    fsdp_sd_free(reader->sd);
-    for (size_t i = 0; i < reader->mesh_count; i++)
-        fsdp_mesh_free(reader->meshes[i]);
-    fsdp_free(reader->meshes);
-    fsdp_free(reader->flats);
-    fsdp_free(reader->entry.name.data);
-    fsdp_free(reader->entry.target.data);
-    fsdp_free(reader->entry.boxes);
-    path_list_release(&reader->paths);
-    fsdp_value_release(&reader->entry.value);
-    fsdp_free(reader->parts);
-    fsdp_free(reader->stored);
-    fsdp_arena_release(&reader->arena);
-    fsdp_free(reader);
-}
-
-void fsdp_state_reader_move(fsdp_state_reader *reader, fsdp_manifest *manifest_out)
-{
-    manifest_out->sd = reader->sd;
-    manifest_out->stored = reader->stored;
-    manifest_out->stored_count = reader->stored_count;
-    reader->sd = NULL;
-    reader->stored = NULL;
+    return fsdp_sd_create(&(*reader_out)->sd, err);
 }
 
 /* Turns a wrong argument of the state dict into damage at a line of the file. */
@@ -790,11 +756,6 @@ static fsdp_status take_mesh(fsdp_state_reader *reader, fsdp_error *err)
     return status;
 }
 
-fsdp_status fsdp_state_reader_take_meshes(fsdp_state_reader *reader, fsdp_error *err)
-{
-    return take_records(reader, take_mesh, err);
-}
-
 /* --- flat buffers ---------------------------------------------------------------------- */
 
 enum { FLAT_NAME, FLAT_DTYPE, FLAT_MESH, FLAT_COUNT, FLAT_KEYS };
@@ -834,11 +795,6 @@ static fsdp_status take_flat(fsdp_state_reader *reader, fsdp_error *err)
         return fsdp_fail_memory(err, "the manifest");
     reader->flats[reader->flat_count++] = flat;
     return FSDP_OK;
-}
-
-fsdp_status fsdp_state_reader_take_flats(fsdp_state_reader *reader, fsdp_error *err)
-{
-    return take_records(reader, take_flat, err);
 }
 
 /* Adds the flat buffer whose parts were read, and those before `number` that have no parts. */
@@ -1143,9 +1099,44 @@ static fsdp_status take_entry(fsdp_state_reader *reader, fsdp_error *err)
     return status;
 }
 
-fsdp_status fsdp_state_reader_take_entries(fsdp_state_reader *reader, fsdp_error *err)
+/* --- the whole ---------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_state_reader_take(fsdp_state_reader **reader, fsdp_json *json, int world,
+                                   fsdp_state_part part, fsdp_error *err)
 {
-    FSDP_TRY(take_records(reader, take_entry, err));
-    FSDP_TRY(finish_flats(reader, reader->flat_count, err));
-    return path_list_apply(&reader->paths, reader->sd, err);
+    if (part == FSDP_STATE_MESHES) {
+        FSDP_TRY(create_reader(json, world, reader, err));
+        return take_records(*reader, take_mesh, err);
+    }
+    if (part == FSDP_STATE_FLATS)
+        return take_records(*reader, take_flat, err);
+    FSDP_TRY(take_records(*reader, take_entry, err));
+    FSDP_TRY(finish_flats(*reader, (*reader)->flat_count, err));
+    return path_list_apply(&(*reader)->paths, (*reader)->sd, err);
+}
+
+void fsdp_state_reader_end(fsdp_state_reader *reader, fsdp_manifest *manifest_out)
+{
+    if (!reader)
+        return;
+    if (manifest_out) {
+        manifest_out->sd = reader->sd;
+        manifest_out->stored = reader->stored;
+        manifest_out->stored_count = reader->stored_count;
+    } else {
+        fsdp_sd_free(reader->sd);
+        fsdp_free(reader->stored);
+    }
+    for (size_t i = 0; i < reader->mesh_count; i++)
+        fsdp_mesh_free(reader->meshes[i]);
+    fsdp_free(reader->meshes);
+    fsdp_free(reader->flats);
+    fsdp_free(reader->entry.name.data);
+    fsdp_free(reader->entry.target.data);
+    fsdp_free(reader->entry.boxes);
+    path_list_release(&reader->paths);
+    fsdp_value_release(&reader->entry.value);
+    fsdp_free(reader->parts);
+    fsdp_arena_release(&reader->arena);
+    fsdp_free(reader);
 }

@@ -5,13 +5,12 @@
  * In: the path of a run or checkpoint, and a retention policy. Out: the path of the checkpoint to open, the
  * list of steps, or the steps removed.
  *
- *   run.c         lists the steps of a run and finds the newest one that verifies; remembers which
- *                 checkpoints this process has verified
+ *   run.c         lists the steps of a run, finds the newest one that verifies, and removes steps that the
+ *                 policy does not keep, their copies in other formats, and what killed saves left; remembers
+ *                 which checkpoints this process has verified
  *   resolve.c     turns any path (run, step, file, model) into the path of one checkpoint
  *   hub_cache.c   the same for a model in the cache of Hugging Face
  *   candidates.c  the checkpoints that a load tries, newest first
- *   retain.c      removes steps that the policy does not keep, their copies in other formats, and what killed
- *                 saves left
  */
 #ifndef FSDP_RUN_INTERNAL_H
 #define FSDP_RUN_INTERNAL_H
@@ -26,25 +25,9 @@
 #define FSDP_PIN_NAME ".pin"
 
 /* Lists the directories of a run whose names disk_names.h knows, newest step first. Every plain step has
- * FSDP_STEP_GOOD; fsdp_run_check verifies it. */
+ * FSDP_STEP_GOOD; retention and the search for the newest verify it. */
 fsdp_status fsdp_run_scan(const char *run, fsdp_io *io, fsdp_run_steps *steps_out, fsdp_error *err);
 
-/*
- * Verifies the step directory with opts. fsdp_run_is_fault is true for a status that is
- * a fault of the checkpoint, and false for one that prevented the check (no memory, cancelled).
- */
-fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, const fsdp_verify_opts *opts,
-                           fsdp_error *err);
-bool fsdp_run_is_fault(fsdp_status status);
-
-/* Verifies all data whatever opts->level, unless this process did so before and the files have not changed
- * since. */
-fsdp_status fsdp_run_check_once(const char *run, const fsdp_run_step *step, const fsdp_verify_opts *opts,
-                                fsdp_error *err);
-
-/* True when the disk or a permission prevented the check. The checkpoint may be good, so an older one does
- * not replace it; the same holds for one of a newer format version. */
-bool fsdp_run_is_out_of_reach(fsdp_status status, const fsdp_error *err);
 /* True for a fault after which a load may take an older checkpoint. */
 bool fsdp_run_may_skip(fsdp_status status, const fsdp_error *err);
 

@@ -595,29 +595,13 @@ static fsdp_status load_candidates(load_job *job, fsdp_status listed, fsdp_candi
     }
 }
 
-/* Collective, in one round: fsdp_ctl_agree on `mine`, and all ranks give the same path, which may be NULL
- * only where `mine` is a failure. */
-static fsdp_status agree_path(fsdp_ctl *ctl, const char *path, fsdp_status mine, fsdp_error *err)
-{
-    const int ranks = fsdp_ctl_size(ctl);
-    const uint64_t print = path ? fsdp_path_print(path) : 0;
-    uint64_t *all = fsdp_alloc((size_t)ranks, sizeof *all);
-    if (mine == FSDP_OK && !all)
-        mine = fsdp_fail_memory(err, "a comparison of ranks");
-    fsdp_status st = fsdp_ctl_agree_allgather(ctl, mine, &print, sizeof print, all, err);
-    for (int rank = 1; rank < ranks && st == FSDP_OK; rank++)
-        if (all[rank] != all[0])
-            st = fsdp_fail_paths(ctl, rank, path, err);
-    fsdp_free(all);
-    return st;
-}
 /* With hooks, the state dict is compared later, once hooks->make_sd has made it. */
 static fsdp_status agree_to_load(load_job *job, const char *path, fsdp_error *err)
 {
     fsdp_status st = fsdp_check_budget(job->opts->threads, job->opts->memory, err);
     if (st == FSDP_OK && !path)
         st = fsdp_fail(err, FSDP_ERR_USAGE, "fsdp_sd_load: 'path' is NULL");
-    FSDP_TRY(agree_path(job->ctl, path, st, err));
+    FSDP_TRY(fsdp_agree_path(job->ctl, path, st, err));
     if (job->hooks)
         return FSDP_OK;
     st = fsdp_filter_require(job->sd, job->opts->include, job->opts->exclude, err);

@@ -404,8 +404,8 @@ static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err
  * are told so, instead of reading or writing that of rank 0. */
 enum { PATH_SHOWN = 400 };
 
-/* "a//b/./" is "a/b". */
-uint64_t fsdp_path_print(const char *path)
+/* Equal for equal paths, whatever slashes and dots they are spelled with: "a//b/./" is "a/b". */
+static uint64_t path_print(const char *path)
 {
     uint64_t print = FSDP_FNV_BEGIN;
     if (path[0] == '/')
@@ -421,7 +421,8 @@ uint64_t fsdp_path_print(const char *path)
     return print;
 }
 
-fsdp_status fsdp_fail_paths(fsdp_ctl *ctl, int rank, const char *path, fsdp_error *err)
+/* Collective. Fails with the path of a rank that gave another one than rank 0. */
+static fsdp_status fail_paths(fsdp_ctl *ctl, int rank, const char *path, fsdp_error *err)
 {
     char first[PATH_SHOWN] = "", other[PATH_SHOWN] = ""; /* all bytes are sent */
     snprintf(first, sizeof first, "%s", path);
@@ -434,11 +435,26 @@ fsdp_status fsdp_fail_paths(fsdp_ctl *ctl, int rank, const char *path, fsdp_erro
                      rank, other, first);
 }
 
+fsdp_status fsdp_agree_path(fsdp_ctl *ctl, const char *path, fsdp_status mine, fsdp_error *err)
+{
+    const int ranks = fsdp_ctl_size(ctl);
+    const uint64_t print = path ? path_print(path) : 0;
+    uint64_t *all = fsdp_alloc((size_t)ranks, sizeof *all);
+    if (mine == FSDP_OK && !all)
+        mine = fsdp_fail_memory(err, "a comparison of ranks");
+    fsdp_status st = fsdp_ctl_agree_allgather(ctl, mine, &print, sizeof print, all, err);
+    for (int rank = 1; rank < ranks && st == FSDP_OK; rank++)
+        if (all[rank] != all[0])
+            st = fail_paths(ctl, rank, path, err);
+    fsdp_free(all);
+    return st;
+}
+
 /* The path, and the options that decide the bytes of a checkpoint; a difference is reported by
  * name. */
 typedef struct shared_options {
     int64_t numbers[OPTION_COUNT];
-    uint64_t path; /* fsdp_path_print */
+    uint64_t path; /* path_print */
     uint8_t run[16];
 } shared_options;
 
@@ -461,7 +477,7 @@ static rank_options local_options(const save_job *job, const char *dir)
         .shared = {.numbers = {opts->kind, opts->owners, opts->compress, opts->level,
                                fsdp_save_step(opts), opts->skip_fsync, opts->skip_view,
                                opts->rank0_writes, opts->overwrite},
-                   .path = fsdp_path_print(dir)},
+                   .path = path_print(dir)},
         .memory = opts->memory};
     memcpy(local.shared.run, opts->run, sizeof local.shared.run);
     if (all_write_one(job))
@@ -482,7 +498,7 @@ static fsdp_status fail_options(save_job *job, const rank_options *all, int rank
                              option_names[i], (long long)theirs[i], rank, (long long)first[i]);
     }
     if (all[rank].shared.path != all[0].shared.path)
-        return fsdp_fail_paths(job->ctl, rank, dir, err);
+        return fail_paths(job->ctl, rank, dir, err);
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "ranks save with different options: rank %d has another run uuid than rank 0",
                      rank);

@@ -25,10 +25,10 @@ static inline int64_t fsdp_save_step(const fsdp_save_opts *opts)
     return opts->step ? *opts->step : FSDP_NO_STEP;
 }
 
-/* Equal for equal paths, whatever slashes and dots they are spelled with. */
-uint64_t fsdp_path_print(const char *path);
-/* Collective. Fails with the path of a rank that gave another one than rank 0. */
-fsdp_status fsdp_fail_paths(fsdp_ctl *ctl, int rank, const char *path, fsdp_error *err);
+/* save.c. Collective, in one round: fsdp_ctl_agree on `mine`, and all ranks give the same path, which may be
+ * NULL only where `mine` is a failure. */
+fsdp_status fsdp_agree_path(fsdp_ctl *ctl, const char *path, fsdp_status mine, fsdp_error *err);
+
 typedef struct fsdp_gather {
     int64_t memory;            /* equal on all ranks */
     bool is_described;         /* the ranks have compared their state dicts already */
