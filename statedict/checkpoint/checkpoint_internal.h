@@ -197,8 +197,8 @@ fsdp_status fsdp_checkpoint_locate(fsdp_checkpoint *checkpoint, size_t entry, co
                                    fsdp_number_visit visit, void *context, fsdp_error *err);
 /* True when one of its files, or the checkpoint itself, is in this directory. */
 bool fsdp_checkpoint_lies_in(const fsdp_checkpoint *checkpoint, const char *dir);
-/* True when `path` would lie in the checkpoint's directory. */
-bool fsdp_checkpoint_takes_in(const fsdp_checkpoint *checkpoint, const char *path);
+/* FSDP_ERR_USAGE when `to` would lie in the checkpoint's directory, which is converted. */
+fsdp_status fsdp_checkpoint_refuse_inside(const fsdp_checkpoint *checkpoint, const char *to, fsdp_error *err);
 /* True when the path is one of the checkpoint's files. */
 bool fsdp_checkpoint_reads(const fsdp_checkpoint *checkpoint, const char *path);
 

@@ -212,9 +212,14 @@ bool fsdp_checkpoint_lies_in(const fsdp_checkpoint *checkpoint, const char *dir)
            search_files(checkpoint, dir).is_inside;
 }
 
-bool fsdp_checkpoint_takes_in(const fsdp_checkpoint *checkpoint, const char *path)
+fsdp_status fsdp_checkpoint_refuse_inside(const fsdp_checkpoint *checkpoint, const char *to,
+                                          fsdp_error *err)
 {
-    return lies_in(checkpoint->io, path, checkpoint->path);
+    if (!lies_in(checkpoint->io, to, checkpoint->path))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' would be inside '%s', which is the source; convert to another path", to,
+                     checkpoint->path);
 }
 
 bool fsdp_checkpoint_reads(const fsdp_checkpoint *checkpoint, const char *path)

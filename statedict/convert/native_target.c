@@ -109,7 +109,7 @@ static fsdp_status check_place(const convert_job *job, fsdp_error *err)
                          "'%s' and '%s' are the same checkpoint; convert to another path",
                          job->from->path, job->to);
     FSDP_TRY(fsdp_place_check_parent(job->io, job->to, err));
-    FSDP_TRY(fsdp_output_check_inside(job->from, job->to, err));
+    FSDP_TRY(fsdp_checkpoint_refuse_inside(job->from, job->to, err));
     FSDP_TRY(fsdp_name_check_step(job->to, job->from->manifest.step, err));
     return fsdp_place_check(job->io, job->to, job->opts.overwrite, err);
 }

@@ -215,15 +215,6 @@ static fsdp_status check_name(const fsdp_output_place *place, const char *to, fs
     return directory ? require_no_extras(place, to, err) : require_checkpoint(place, to, err);
 }
 
-fsdp_status fsdp_output_check_inside(const fsdp_checkpoint *from, const char *to, fsdp_error *err)
-{
-    if (!fsdp_checkpoint_takes_in(from, to))
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' would be inside '%s', which is the source; convert to another path", to,
-                     from->path);
-}
-
 /* An overwrite must not replace its source. A step of a run is always a native checkpoint. */
 fsdp_status fsdp_output_check(const fsdp_output_place *place, const fsdp_checkpoint *from,
                               const char *to, fsdp_error *err)
@@ -238,7 +229,7 @@ fsdp_status fsdp_output_check(const fsdp_output_place *place, const fsdp_checkpo
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' and '%s' are the same checkpoint; convert to another path",
                          from->path, to);
-    FSDP_TRY(fsdp_output_check_inside(from, to, err));
+    FSDP_TRY(fsdp_checkpoint_refuse_inside(from, to, err));
     if (fsdp_checkpoint_lies_in(from, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' is inside '%s', which would be replaced; convert to another path",

@@ -26,8 +26,6 @@ typedef struct fsdp_output_place {
     fsdp_resume notes;
 } fsdp_output_place;
 
-/* FSDP_ERR_USAGE when `to` would lie in the directory that is converted. */
-fsdp_status fsdp_output_check_inside(const fsdp_checkpoint *from, const char *to, fsdp_error *err);
 /* Checks that publishing at `to` is allowed. FSDP_ERR_USAGE when it would remove a part of the source.
  * FSDP_ERR_EXISTS as for native checkpoints: an overwrite deletes files of the same format and nothing
  * else. */
