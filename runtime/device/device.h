@@ -36,10 +36,11 @@ typedef struct fsdp_event {
 typedef fsdp_status (*fsdp_work)(void *args, fsdp_error *err);
 enum { FSDP_WORK_ARGS = 192 };
 
-enum { FSDP_GPU_BUS = 32 };
+enum { FSDP_GPU_BUS = 32, FSDP_GPU_UUID = 16 };
 typedef struct fsdp_gpu {
     int visible;               /* GPUs that this process sees */
-    char bus[FSDP_GPU_BUS];    /* its PCI address, "0000:1B:00.0"; unique on the host */
+    char bus[FSDP_GPU_BUS];    /* its PCI address, "0000:1B:00.0" */
+    unsigned char uuid[FSDP_GPU_UUID]; /* of the GPU, or of the part of one (MIG) that CUDA shows as a GPU */
 } fsdp_gpu;
 
 typedef struct fsdp_device_ops {

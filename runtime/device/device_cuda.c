@@ -271,12 +271,14 @@ static fsdp_status fail_query(const char *name, cudaError_t code, fsdp_error *er
                      name, cudaGetErrorString(code));
 }
 
-static fsdp_status check_age(const char *name, int ordinal, fsdp_error *err)
+static fsdp_status check_age(const char *name, int ordinal, unsigned char uuid_out[FSDP_GPU_UUID],
+                             fsdp_error *err)
 {
     struct cudaDeviceProp found;
     cudaError_t code = cudaGetDeviceProperties(&found, ordinal);
     if (code != cudaSuccess)
         return fail_query(name, code, err);
+    memcpy(uuid_out, &found.uuid, FSDP_GPU_UUID);
     if (found.major >= LEAST_MAJOR)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -301,7 +303,7 @@ static fsdp_status read_number(const char *name, int *number_out, fsdp_error *er
     return FSDP_OK;
 }
 
-static fsdp_status choose(const char *name, int local_rank, int *ordinal_out, int *visible_out,
+static fsdp_status choose(const char *name, int local_rank, int *ordinal_out, fsdp_gpu *gpu_out,
                           fsdp_error *err)
 {
     int count, number;
@@ -310,15 +312,16 @@ static fsdp_status choose(const char *name, int local_rank, int *ordinal_out, in
     if (number >= count)
         return fsdp_fail(err, FSDP_ERR_USAGE, "device '%s': the last GPU of this host is cuda:%d",
                          name, count - 1);
-    *visible_out = count;
+    gpu_out->visible = count;
     *ordinal_out = number >= 0 ? number : local_rank % count;
-    return check_age(name, *ordinal_out, err);
+    return check_age(name, *ordinal_out, gpu_out->uuid, err);
 }
 
 fsdp_status fsdp_device_cuda_find(const char *name, fsdp_error *err)
 {
-    int ordinal, visible;
-    return choose(name, 0, &ordinal, &visible, err);
+    fsdp_gpu gpu;
+    int ordinal;
+    return choose(name, 0, &ordinal, &gpu, err);
 }
 
 /* --- failures of a stream --------------------------------------------------------------------- */
@@ -718,8 +721,7 @@ fsdp_status fsdp_device_cuda(const char *name, const fsdp_device_rank *rank,
     device->ops.kernels = kernels;
     device->head.ops = &device->ops;
     device->rank = rank->rank;
-    fsdp_status status =
-        choose(name, rank->local_rank, &device->ordinal, &device->gpu.visible, err);
+    fsdp_status status = choose(name, rank->local_rank, &device->ordinal, &device->gpu, err);
     if (status == FSDP_OK)
         status = start(device, name, err);
     if (status == FSDP_OK)

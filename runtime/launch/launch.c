@@ -656,13 +656,17 @@ static void warn(const char *text)
 
 /* What NCCL and CUDA read when they start, before there are threads that read the environment. NCCL from
  * 2.30 on serves two ranks on one GPU when it is told to; with CUDA's usual 8 queues a collective of one
- * of them may wait after one of the other that waits for it. */
+ * of them may wait after one of the other that waits for it. Threads share a context, for which CUDA waits
+ * before it loads a kernel at its first launch: a collective that waits for a thread that loads would never
+ * end, so all are loaded at the start. */
 static void set_gpu_environment(const fsdp_launch_options *options)
 {
     if (strncmp(options->device, "cuda", strlen("cuda")) != 0)
         return;
     (void)setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
     (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    if (options->threads > 1)
+        (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 }
 
 int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *context)

@@ -710,7 +710,8 @@ typedef struct gpu_place {
 
 static bool is_same_gpu(const gpu_place *a, const gpu_place *b)
 {
-    return a->host == b->host && strcmp(a->gpu.bus, b->gpu.bus) == 0;
+    return a->host == b->host && strcmp(a->gpu.bus, b->gpu.bus) == 0 &&
+           memcmp(a->gpu.uuid, b->gpu.uuid, sizeof a->gpu.uuid) == 0;
 }
 
 static bool hide_from_each_other(const gpu_place *a, const gpu_place *b)

@@ -38,6 +38,7 @@ typedef struct launch_case {
     const char *once;  /* a line of the output; "": none that warns; NULL: any */
     bool is_quiet;     /* FSDP_VERBOSE=0 */
     int host, shard;   /* ranks of a host, and of a unit's shards; 0: no unit is made */
+    int parts;         /* of a GPU that are devices (MIG); 0: one */
 } launch_case;
 
 #define HIDDEN "fsdp: ranks 0 and 1 are on one host, and each sees no GPU but its own"
@@ -57,6 +58,14 @@ static const launch_case cases[] = {
     {"--threads 5 --device cuda", 2, NCCL_SHARES_GPU, 2,
      .text = "3 ranks share the GPU FA0E:00:00.0, but NCCL serves at most two on one"},
     {"--np 3 --device cuda:1", 2, NCCL_SHARES_GPU, 2, .text = "3 ranks share the GPU FA0E:01:00.0"},
+    {"--threads 3 --device cuda", 3, NCCL_SHARES_GPU, 0, .text = "over nccl\n", .parts = 3},
+    {"--threads 4 --device cuda:2", 3, NCCL_SHARES_GPU, 0, .text = "over threads\n", .parts = 3},
+    {"--threads 6 --device cuda --comm nccl", 2, NCCL_SHARES_GPU, 2,
+     .text = "3 ranks share the GPU FA0E:00:00.0", .parts = 2},
+    {"--threads 2 --device cuda:0 --comm nccl", 1, NCCL_SHARES_GPU, 0,
+     .text = "all kernels are loaded\n"},
+    {"--threads 1 --device cuda", 1, NCCL_SHARES_GPU, 0,
+     .text = "kernels are loaded when needed\n"},
     {"--threads 1 --device cuda", 2, -1, 0, .text = "over threads\n"},
     {"--threads 2 --device cpu", 2, 0, 0, .text = "over threads\n"},
     {"--threads 3 --device cuda", 2, 0, 2,
@@ -128,7 +137,10 @@ static fsdp_status use_group(fsdp_world *world, const fsdp_mesh *mesh, fsdp_erro
     FSDP_TRY(device->ops->stream_create(device, "compute", &stream, err));
     fsdp_status status = device->ops->is_host ? FSDP_OK : sum_up(world, comm, stream, err);
     if (status == FSDP_OK && fsdp_world_rank(world) == 0)
-        printf("over %s\n", fsdp_comm_backend(comm));
+        printf("%s\nover %s\n",
+               getenv("CUDA_MODULE_LOADING") ? "all kernels are loaded"
+                                             : "kernels are loaded when needed",
+               fsdp_comm_backend(comm));
     device->ops->stream_free(stream);
     return status;
 }
@@ -184,8 +196,8 @@ _Noreturn static void run_here(const launch_case *one)
     snprintf(words, sizeof words, "%s", one->words);
     for (char *word; (word = strsep(&rest, " ")) && argc < MOST_WORDS;)
         argv[argc++] = word;
-    fake_cudart_begin(
-        &(fake_cudart_plan){.devices = one->gpus, .is_hidden = one->gpus == OWN_GPUS});
+    fake_cudart_begin(&(fake_cudart_plan){
+        .devices = one->gpus, .is_hidden = one->gpus == OWN_GPUS, .parts = one->parts});
     if (one->is_quiet)
         setenv("FSDP_VERBOSE", "0", 1);
     set_nccl(one->nccl);

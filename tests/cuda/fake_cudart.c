@@ -250,6 +250,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     *prop = (struct cudaDeviceProp){.major = plan.major ? plan.major : 9,
                                     .minor = plan.major ? plan.minor : 0};
     snprintf(prop->name, sizeof prop->name, "a GPU of tests");
+    prop->uuid.bytes[0] = (char)device;
     return cudaSuccess;
 }
 
@@ -259,7 +260,8 @@ cudaError_t cudaDeviceGetPCIBusId(char *pciBusId, int len, int device)
     if (device < 0 || device >= count_devices())
         return fail(cudaErrorInvalidDevice);
     const unsigned domain = plan.is_hidden ? 0x8000 | ((unsigned)getpid() & 0x7fff) : 0xFA0E;
-    snprintf(pciBusId, (size_t)len, "%04X:%02X:00.0", domain, device); /* none of this host */
+    const int whole = plan.parts > 0 ? device / plan.parts : device;
+    snprintf(pciBusId, (size_t)len, "%04X:%02X:00.0", domain, whole); /* none of this host */
     return cudaSuccess;
 }
 

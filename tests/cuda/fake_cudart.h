@@ -33,6 +33,7 @@ typedef struct fake_cudart_plan {
     int fail_code;             /* a cudaError_t */
     const char *ignore_call;   /* calls of this function succeed and do nothing; NULL: none */
     bool is_hidden;            /* each process has a GPU of its own, and sees no other one */
+    int parts;                 /* of a GPU (MIG), each a device with the address of the whole; 0: one */
     bool is_open;              /* the host may touch device memory, as managed memory */
 } fake_cudart_plan;
 
