@@ -70,6 +70,7 @@ struct fsdp_comm {
     int rank, size;            /* in the group */
     int *ranks;                /* world ranks */
     uint64_t sequence;         /* calls so far */
+    int patience_ms;           /* its calls wait for so long after the transport's deadline, too */
     fsdp_error poison;         /* valid when poison_state is POISON_IS_SET */
     _Atomic int poison_state;
     fsdp_comm_queue *queue;    /* started calls (comm.c); NULL: none yet */

@@ -43,6 +43,7 @@ typedef struct message_route {
 /* One member's end of a group. */
 typedef struct message_group {
     message_transport *transport;
+    const fsdp_comm *comm;     /* NULL: `world` has none */
     struct message_group *next;        /* of this rank's groups */
     int rank, size;            /* in the group */
     const int *ranks;          /* world ranks; borrowed */

@@ -308,6 +308,11 @@ static fsdp_status check_dead(message_group *group, fsdp_error *err)
 
 /* --- probes ----------------------------------------------------------------------------------- */
 
+static int deadline_of(const message_group *group)
+{
+    return group->transport->base.deadline_ms + (group->comm ? group->comm->patience_ms : 0);
+}
+
 static void send_probe(message_group *group, message_watch *watch, int64_t now_ms)
 {
     int64_t grace_ms = group->transport->base.deadline_ms / 10;
@@ -326,7 +331,7 @@ static void send_probe(message_group *group, message_watch *watch, int64_t now_m
 static bool is_busy(const message_group *group, int rank, int64_t now_ms)
 {
     int64_t busy_ms = group->transport->busy_until_ms[rank];
-    return busy_ms > 0 && now_ms < busy_ms + group->transport->base.deadline_ms;
+    return busy_ms > 0 && now_ms < busy_ms + deadline_of(group);
 }
 
 /* A member that did not reply, else one that has not begun this call, else the sender of the
@@ -357,7 +362,7 @@ static bool have_all_answered(const message_group *group, int64_t now_ms)
 /* All members live, and some rank is busy, on which one of them may wait: the deadline moves. */
 static bool wait_for_busy(const message_group *group, message_watch *watch, int64_t now_ms)
 {
-    const int64_t deadline_ms = group->transport->base.deadline_ms;
+    const int64_t deadline_ms = deadline_of(group);
     int64_t busy_ms = latest_busy(group->transport);
     if (busy_ms == 0 || now_ms >= busy_ms + deadline_ms || !have_all_answered(group, now_ms))
         return false;
@@ -371,8 +376,8 @@ static fsdp_status end_probe(message_group *group, int waits_for, fsdp_error *er
     char what[128];
     const bool was_in = group->are_all_here;
     snprintf(what, sizeof what, "is stuck, or stopped: %s within %g s%s",
-             was_in ? "nothing came from it" : "it did not come",
-             group->transport->base.deadline_ms / 1000.0, was_in ? ", in" : " to");
+             was_in ? "nothing came from it" : "it did not come", deadline_of(group) / 1000.0,
+             was_in ? ", in" : " to");
     const fsdp_comm_loss loss = {.rank = group->ranks[find_missing(group, waits_for)],
                                  .what = what,
                                  .hint = FSDP_DEADLINE_HINT};
@@ -400,7 +405,7 @@ static void note_move(const message_group *group, message_watch *watch)
     int64_t now_ms = fsdp_now_ms();
     watch->idle = 0;
     watch->probe_ms = 0;
-    watch->until_ms = now_ms + group->transport->base.deadline_ms;
+    watch->until_ms = now_ms + deadline_of(group);
     watch->look_ms = now_ms + LOOK_MS;
 }
 

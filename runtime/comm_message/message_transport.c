@@ -714,11 +714,13 @@ static fsdp_status prepare(message_transport *transport, new_group *made, fsdp_e
         return fsdp_fail_memory(err, "a group of ranks");
     fsdp_status status =
         init_group(group, transport, made->comm->ranks, made->size, made->comm->rank, err);
-    if (status == FSDP_OK)
-        made->comm->backend = made->group = group;
-    else
+    if (status != FSDP_OK) {
         fsdp_free(group);
-    return status;
+        return status;
+    }
+    group->comm = made->comm;
+    made->comm->backend = made->group = group;
+    return FSDP_OK;
 }
 
 /* Called before other members can use the group, so that their status messages find it. */

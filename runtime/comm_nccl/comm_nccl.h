@@ -4,7 +4,7 @@
  *   nccl_library.c    finds and opens libnccl, whose functions nccl_api.h declares
  *   transport_nccl.c  creates and closes the transport and its communicators, gives calls to streams; memory
  *                     that NCCL knows
- *   nccl_failure.c    the first failure of a group; results of NCCL as errors
+ *   nccl_failure.c    the first failure of a group; results of NCCL as errors; the end of communicators
  *   nccl_watch.c      a thread per rank that finds failures, tells all ranks, and names the rank because of
  *                     which a call is late
  *
@@ -28,9 +28,18 @@
  * a dead or stopped rank misses; the inner transport names that rank. Beyond 64 ranks beats go through one
  * rank per host, once per second. A call without progress for a deadline is late: then the watches compare
  * how far the members have come, and name the one that did not make the call, or made another one. NCCL may
- * take minutes to make a communicator and to connect it in its first call: when all members have come to
- * such a call, it has a deadline of its own. The first failure of a group is kept on all its members, and
- * the watch aborts NCCL's communicator, so that waiting kernels end.
+ * take minutes to make a communicator, and to connect it in the first call of each algorithm, which does not
+ * return before: a call that has not returned on some member has a deadline of its own. The first failure of
+ * a group is kept on all its members, and the watch aborts NCCL's communicator, so that waiting kernels end.
+ *
+ * The end of a communicator may wait for all work of the GPU (NCCL gives memory back by cudaFree), and so for
+ * kernels of other groups. So when a group fails, all groups of the rank that have calls under way fail with
+ * it; a thread per rank that is not the watch ends them together, and the watch continues its beats.
+ * NCCL frees with an aborted communicator what a thread in one of its calls still uses. From 2.22.3 on
+ * ncclCommAbort in a group of calls only tells the call to return, and ncclGroupEnd frees: between both the
+ * thread waits for the call. Before, it waits first, for a second, and then has to free, as a call that
+ * connects to a lost rank does not return by itself: such a rank may crash, after the failure is known.
+ * ncclCommRevoke (2.28.7) does not help: it takes its order to return back, before calls have seen it.
  */
 #ifndef FSDP_COMM_NCCL_H
 #define FSDP_COMM_NCCL_H
@@ -46,10 +55,11 @@ enum { FSDP_NCCL_PENDING = 256, FSDP_NCCL_FACTORS = 8 };
 
 typedef struct nccl_transport nccl_transport;
 
-/* A call that was given, and its first moment. */
+/* A call that was given, and the moment when NCCL got it or, after that, had launched it. */
 typedef struct nccl_pending {
     fsdp_comm_header header;
     int64_t since_ms;
+    bool is_starting;          /* NCCL has not launched it yet, and may connect first */
 } nccl_pending;
 
 /* An operation of NCCL that multiplies first. */
@@ -60,21 +70,29 @@ typedef struct nccl_factor {
 } nccl_factor;
 
 /* The source of a failure; told: the others know it. A remote one is NCCL's notice that another rank is gone,
- * without its number: another failure that comes soon replaces it, and only then the group has failed. */
+ * without its number: another failure that comes soon replaces it, and only then the group has failed.
+ * A failure that spread is that of another group of this rank, and names the rank at fault. */
 typedef enum nccl_origin {
-    FSDP_NCCL_NO_FAILURE = 0, FSDP_NCCL_TOLD, FSDP_NCCL_REMOTE, FSDP_NCCL_OWN
+    FSDP_NCCL_NO_FAILURE = 0, FSDP_NCCL_TOLD, FSDP_NCCL_REMOTE, FSDP_NCCL_SPREAD, FSDP_NCCL_OWN
 } nccl_origin;
+
+typedef enum nccl_end { FSDP_NCCL_OPEN = 0, FSDP_NCCL_ENDING, FSDP_NCCL_ENDED } nccl_end;
 
 /* One member's end of a group. */
 typedef struct nccl_group {
     nccl_transport *transport;
     struct nccl_group *next;
     fsdp_comm *comm, *inner;
-    bool is_creator;
+    bool is_creator, is_blocking;
     uint64_t id;               /* its number among all groups, those of other ranks, too */
     pthread_mutex_t calling;   /* one thread calls NCCL with the communicator; taken before `lock` */
-    fsdp_nccl_comm handle;     /* NULL: not made yet, or aborted */
-    fsdp_nccl_comm split;      /* of the creator: NCCL writes the last one that was split from it here */
+    _Atomic(fsdp_nccl_comm) handle;    /* NULL: not made yet, or given to the thread that ends it */
+    _Atomic(fsdp_nccl_comm) split;     /* of the creator: NCCL writes one that is split from it here, done or
+                                          failed; the new group takes it */
+    /* Of the thread that ends it. */
+    _Atomic int end;           /* nccl_end */
+    fsdp_nccl_comm ended;
+    struct nccl_group *next_ended;
     nccl_factor factors[FSDP_NCCL_FACTORS];
     uint64_t factors_made;
     pthread_mutex_t lock;      /* of all below */
@@ -83,6 +101,7 @@ typedef struct nccl_group {
     nccl_pending pending[FSDP_NCCL_PENDING];
     _Atomic unsigned char *flags;      /* staging memory, one per pending call: it is done */
     nccl_origin origin;
+    bool has_spread;           /* the failure, to other groups */
     fsdp_error failure;
     int64_t remote_ms;         /* when a remote failure was seen */
 } nccl_group;
@@ -116,9 +135,9 @@ typedef struct nccl_beat {
 typedef struct nccl_progress {
     uint64_t issued, done;
     fsdp_comm_header header;   /* of the late call; zero: it is not pending here */
-    int64_t waits_ms;          /* for the late call; only where is_starting */
+    int64_t waits_ms;          /* for the late call, since it was given or launched */
     uint32_t is_member, has_closed;
-    uint32_t is_starting;      /* the late call makes a communicator, or is its first */
+    uint32_t is_starting;      /* the late call makes a communicator, or NCCL has not launched it */
     uint32_t unused;
 } nccl_progress;
 
@@ -129,6 +148,7 @@ typedef struct nccl_hosts {
     int *order;                /* ranks: those of the first host, of the second, ... */
     int64_t *bytes;            /* of each host, in the current exchange */
     int *sizes, count;         /* ranks of each host */
+    int patience_ms;           /* how much longer a leader waits for others than for the ranks of its host */
     unsigned char *here, *everywhere, *message;        /* of this host, of all, and what all ranks get */
 } nccl_hosts;
 
@@ -172,15 +192,19 @@ fsdp_status fsdp_nccl_fail(const nccl_transport *transport, fsdp_nccl_result res
 /* Keeps the first failure of a group, and wakes the watch. Any thread; takes the group's lock. */
 void fsdp_nccl_group_fail(nccl_group *group, const fsdp_error *why, nccl_origin origin);
 bool fsdp_nccl_group_has_failed(nccl_group *group, fsdp_error *err_out);
-/* Waits, at most for a deadline, until the others know this rank's failure. */
-void fsdp_nccl_await_told(nccl_group *group);
-/* With the right to call NCCL: what it says of the communicator, FSDP_NCCL_IN_PROGRESS or a result. */
-fsdp_nccl_result fsdp_nccl_poll(nccl_group *group);
+/* With the right to call NCCL: what it says of a communicator, FSDP_NCCL_IN_PROGRESS or a result. */
+fsdp_nccl_result fsdp_nccl_poll(const fsdp_nccl *nccl, fsdp_nccl_comm handle);
 /* With the group's lock: counts the calls that are done. */
 void fsdp_nccl_advance(nccl_group *group);
-/* Waits until NCCL has done what gave `result`, or the group has failed; the watch sees to the deadline. */
-fsdp_status fsdp_nccl_await(nccl_group *group, fsdp_nccl_result result, fsdp_error *err);
 void fsdp_nccl_nap(unsigned naps);
+/* Takes the communicator of a group for its end, and puts the group into the list; false: it has none, or
+ * another thread has taken it. */
+bool fsdp_nccl_take_handle(nccl_group *group, nccl_group **list);
+/* Ends all communicators of the list by threads of their own, and returns at once. */
+void fsdp_nccl_end(nccl_group *list, bool aborts);
+/* Waits until that is done, for a deadline and 2 s; false: NCCL still does it, so that its thread keeps the
+ * group. */
+bool fsdp_nccl_await_end(const nccl_group *group);
 
 /* --- transport_nccl.c ----------------------------------------------------------------------------- */
 
@@ -192,7 +216,8 @@ fsdp_status fsdp_nccl_begin(nccl_group *group, const fsdp_comm_header *header, u
 
 /* Collective over ctl, with the same outcome on all ranks. */
 fsdp_status fsdp_nccl_watch_begin(nccl_transport *transport, const fsdp_nccl_spec *spec, fsdp_error *err);
-/* Tells the others that this rank leaves, and why, and ends the thread. Does nothing a second time. */
+/* Tells the others that this rank leaves, and why, and ends the thread. With a failure all groups of the rank
+ * fail. Does nothing a second time. */
 void fsdp_nccl_watch_end(nccl_transport *transport);
 
 #endif

@@ -11,8 +11,12 @@
 #include <limits.h>
 #include <stddef.h>
 
-/* 2.14 has communicators that do not block; numbers as ncclGetVersion returns them. */
-enum { FSDP_NCCL_LEAST = 21400, FSDP_NCCL_HAS_RAS = 22400, FSDP_NCCL_SHARES_GPU = 23000 };
+/* 2.14 has communicators that do not block; from 2.22.3 on a group of calls tells all communicators to abort
+ * before it waits for one. Numbers as ncclGetVersion returns them. */
+enum {
+    FSDP_NCCL_LEAST = 21400, FSDP_NCCL_ABORTS_IN_GROUPS = 22203, FSDP_NCCL_HAS_RAS = 22400,
+    FSDP_NCCL_SHARES_GPU = 23000
+};
 
 /* ncclConfig_t of 2.17: later ones take it for what it is, by its size and version, and earlier ones read the
  * beginning. */

@@ -1,4 +1,4 @@
-/* Failures of a group, results of NCCL as errors, and waits that both can end. See comm_nccl.h. */
+/* Failures of a group, results of NCCL as errors, and the end of communicators. See comm_nccl.h. */
 #include "runtime/comm_nccl/comm_nccl.h"
 
 #include <string.h>
@@ -6,12 +6,13 @@
 
 #include "base/core/clock.h"
 
-enum { SPINS = 200, NAP_US = 50 };
+enum { SPINS = 200, NAP_US = 50, CALL_MS = 1000, END_MS = 2000 };
 
 static const char *hint_of(const nccl_transport *transport, fsdp_nccl_result result,
                            const char *said)
 {
-    if (strstr(said, "Duplicate GPU"))
+    if (strstr(said, "Duplicate GPU") ||
+        strstr(said, "same GPU/Partition")) /* before 2.30; from it */
         return "; this NCCL refuses several ranks on one GPU; start as many ranks as there are "
                "GPUs, or threads that share one (--threads N --device cuda:0), or use NCCL 2.30 or "
                "later";
@@ -64,19 +65,6 @@ void fsdp_nccl_nap(unsigned naps)
         nanosleep(&(struct timespec){.tv_nsec = NAP_US * 1000}, NULL);
 }
 
-void fsdp_nccl_await_told(nccl_group *group)
-{
-    nccl_transport *transport = group->transport;
-    int64_t until_ms = fsdp_now_ms() + atomic_load(&transport->base.deadline_ms);
-    bool is_told = false;
-    while (!is_told && atomic_load(&transport->is_whole) && fsdp_now_ms() < until_ms) {
-        pthread_mutex_lock(&group->lock);
-        is_told = group->origin == FSDP_NCCL_NO_FAILURE || group->origin == FSDP_NCCL_TOLD;
-        pthread_mutex_unlock(&group->lock);
-        fsdp_nccl_nap(SPINS);
-    }
-}
-
 void fsdp_nccl_advance(nccl_group *group)
 {
     while (group->done < group->issued &&
@@ -86,42 +74,152 @@ void fsdp_nccl_advance(nccl_group *group)
     }
 }
 
-fsdp_nccl_result fsdp_nccl_poll(nccl_group *group)
+fsdp_nccl_result fsdp_nccl_poll(const fsdp_nccl *nccl, fsdp_nccl_comm handle)
 {
     fsdp_nccl_result state = FSDP_NCCL_SUCCESS;
-    fsdp_nccl_result result = group->transport->nccl->CommGetAsyncError(group->handle, &state);
+    fsdp_nccl_result result = nccl->CommGetAsyncError(handle, &state);
     return result != FSDP_NCCL_SUCCESS ? result : state;
 }
 
-/* NCCL's notice that another rank is gone becomes the group's failure when the watch knows no better one. */
-static fsdp_nccl_result await_reason(nccl_group *group, fsdp_nccl_result result)
+/* --- the end of communicators ------------------------------------------------------------------- */
+
+bool fsdp_nccl_take_handle(nccl_group *group, nccl_group **list)
 {
-    fsdp_error why = {0};
-    if (result != FSDP_NCCL_REMOTE_ERROR)
-        return result;
-    (void)fsdp_nccl_fail(group->transport, result, &why);
-    fsdp_nccl_group_fail(group, &why, FSDP_NCCL_REMOTE);
-    return FSDP_NCCL_IN_PROGRESS;
+    fsdp_nccl_comm handle = atomic_exchange(&group->handle, NULL);
+    if (!handle)
+        return false;
+    group->ended = handle;
+    atomic_store(&group->end, FSDP_NCCL_ENDING);
+    /* The creator comes last: NCCL waits there for its thread, which may wait for the GPU. */
+    while (*list && group->is_creator)
+        list = &(*list)->next_ended;
+    group->next_ended = *list;
+    *list = group;
+    return true;
 }
 
-fsdp_status fsdp_nccl_await(nccl_group *group, fsdp_nccl_result result, fsdp_error *err)
+/* Waits for a call of another thread; by trying, since ThreadSanitizer does not know
+ * pthread_mutex_clocklock. A call that begins later has no handle. */
+static void await_call(nccl_group *group, int64_t until_ms)
 {
-    fsdp_error why = {0};
-    bool has_noticed = result == FSDP_NCCL_REMOTE_ERROR;
-    result = await_reason(group, result);
-    for (unsigned naps = 0; result == FSDP_NCCL_IN_PROGRESS; naps++) {
-        if (fsdp_nccl_group_has_failed(group, &why)) {
-            if (err)
-                *err = why;
-            return why.status;
+    for (unsigned naps = 0; fsdp_now_ms() < until_ms; naps++) {
+        if (pthread_mutex_trylock(&group->calling) == 0) {
+            pthread_mutex_unlock(&group->calling);
+            return;
         }
         fsdp_nccl_nap(naps);
-        pthread_mutex_lock(&group->calling);
-        if (group->handle && !has_noticed) /* one that blocks reports success again */
-            result = fsdp_nccl_poll(group);
-        pthread_mutex_unlock(&group->calling);
-        has_noticed |= result == FSDP_NCCL_REMOTE_ERROR;
-        result = await_reason(group, result);
     }
-    return result == FSDP_NCCL_SUCCESS ? FSDP_OK : fsdp_nccl_fail(group->transport, result, err);
+}
+
+/* A split that failed has left a communicator, too: its parent goes first. */
+static void abort_group(const fsdp_nccl *nccl, nccl_group *group)
+{
+    (void)nccl->CommAbort(group->ended);
+    fsdp_nccl_comm split = atomic_exchange(&group->split, NULL);
+    if (split)
+        (void)nccl->CommAbort(split);
+}
+
+static void abort_groups(const fsdp_nccl *nccl, nccl_group *list)
+{
+    const bool in_group = nccl->version >= FSDP_NCCL_ABORTS_IN_GROUPS;
+    const int64_t until_ms = fsdp_now_ms() + CALL_MS;
+    if (in_group) {
+        (void)nccl->GroupStart();
+        for (nccl_group *group = list; group; group = group->next_ended)
+            abort_group(nccl, group);
+    }
+    for (nccl_group *group = list; group; group = group->next_ended)
+        await_call(group, until_ms);
+    if (in_group) {
+        (void)nccl->GroupEnd();
+        return;
+    }
+    for (nccl_group *group = list; group; group = group->next_ended)
+        abort_group(nccl, group);
+}
+
+static bool finalize(const fsdp_nccl *nccl, fsdp_nccl_comm handle, int64_t until_ms)
+{
+    fsdp_nccl_result result = nccl->CommFinalize(handle);
+    for (unsigned naps = 0; result == FSDP_NCCL_IN_PROGRESS && fsdp_now_ms() < until_ms; naps++) {
+        fsdp_nccl_nap(naps);
+        result = fsdp_nccl_poll(nccl, handle);
+    }
+    return result == FSDP_NCCL_SUCCESS;
+}
+
+/* ncclCommDestroy finalizes; where that must not block, it is done before. */
+static void destroy_group(const fsdp_nccl *nccl, const nccl_group *group, int64_t until_ms)
+{
+    if (group->is_blocking || finalize(nccl, group->ended, until_ms))
+        (void)nccl->CommDestroy(group->ended);
+    else
+        (void)nccl->CommAbort(group->ended);
+}
+
+/* The transport may be gone when NCCL returns, and each group as soon as it has ended. */
+static void end_groups(nccl_group *list, bool aborts)
+{
+    const nccl_transport *transport = list->transport;
+    const fsdp_nccl *nccl = transport->nccl;
+    const int64_t until_ms = fsdp_now_ms() + atomic_load(&transport->base.deadline_ms);
+    (void)transport->device->ops->choose_gpu(transport->device); /* NCCL returns to it */
+    if (aborts)
+        abort_groups(nccl, list);
+    for (nccl_group *group = list; group && !aborts; group = group->next_ended)
+        destroy_group(nccl, group, until_ms);
+    while (list) {
+        nccl_group *next = list->next_ended;
+        atomic_store(&list->end, FSDP_NCCL_ENDED);
+        list = next;
+    }
+}
+
+static void *abort_list(void *list)
+{
+    end_groups(list, true);
+    return NULL;
+}
+
+static void *destroy_list(void *list)
+{
+    end_groups(list, false);
+    return NULL;
+}
+
+/* Without a thread the caller does it. */
+static void start_end(nccl_group *list, bool aborts)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, aborts ? abort_list : destroy_list, list) == 0)
+        pthread_detach(thread);
+    else
+        end_groups(list, aborts);
+}
+
+void fsdp_nccl_end(nccl_group *list, bool aborts)
+{
+    if (list && aborts && list->transport->nccl->version >= FSDP_NCCL_ABORTS_IN_GROUPS) {
+        start_end(list, aborts);
+        return;
+    }
+    while (list) {
+        nccl_group *next = list->next_ended;
+        list->next_ended = NULL;
+        start_end(list, aborts);
+        list = next;
+    }
+}
+
+bool fsdp_nccl_await_end(const nccl_group *group)
+{
+    const int64_t until_ms =
+        fsdp_now_ms() + atomic_load(&group->transport->base.deadline_ms) + END_MS;
+    for (unsigned naps = 0; atomic_load(&group->end) == FSDP_NCCL_ENDING; naps++) {
+        if (fsdp_now_ms() >= until_ms)
+            return false;
+        fsdp_nccl_nap(naps);
+    }
+    return true;
 }

@@ -20,10 +20,11 @@
 
 #define WATCH "the watch over NCCL"
 
-enum { MOST_HOPS = 16, FIRST_CALL = 1 };
+enum { MOST_HOPS = 16 };
 
 typedef enum verdict_kind {
     NOT_LATE = 0, /* it has ended meanwhile */
+    STARTING,     /* all ranks gave the call, and NCCL has more time to connect */
     UNFINISHED,   /* all ranks gave the call */
     MISSING,
     DIFFERS
@@ -47,7 +48,7 @@ static nccl_group *nccl_find_group(nccl_transport *transport, uint64_t id)
 }
 
 /* In a call, the error begins with it. */
-static void fail_in_call(nccl_group *group, fsdp_error why)
+static void fail_in_call(nccl_group *group, fsdp_error why, nccl_origin origin)
 {
     char call[200];
     pthread_mutex_lock(&group->lock);
@@ -58,7 +59,7 @@ static void fail_in_call(nccl_group *group, fsdp_error why)
         fsdp_error_prefix(&why, "in %s", call);
     }
     pthread_mutex_unlock(&group->lock);
-    fsdp_nccl_group_fail(group, &why, FSDP_NCCL_TOLD);
+    fsdp_nccl_group_fail(group, &why, origin);
 }
 
 /* Fails all groups with what the other ranks notice, too. */
@@ -66,7 +67,7 @@ static void nccl_fail_all(nccl_transport *transport, const fsdp_error *why)
 {
     pthread_mutex_lock(&transport->lock);
     for (nccl_group *group = transport->groups; group; group = group->next)
-        fail_in_call(group, *why);
+        fail_in_call(group, *why, FSDP_NCCL_TOLD);
     pthread_mutex_unlock(&transport->lock);
 }
 
@@ -122,7 +123,8 @@ static void run_leaders(nccl_transport *transport, size_t size, const fsdp_error
 }
 
 /* The ranks of a host send to its leader, leaders exchange, and a leader sends to the ranks of its host.
- * Failures go the same way, since the other hosts learn them in no other. */
+ * Failures go the same way, since the other hosts learn them in no other. A rank that waits for one that
+ * waits itself is more patient: otherwise it would name that one before it hears of the rank at fault. */
 static fsdp_status gather_by_hosts(nccl_transport *transport, const void *mine, size_t size,
                                    void *all, fsdp_error *err)
 {
@@ -130,9 +132,13 @@ static fsdp_status gather_by_hosts(nccl_transport *transport, const void *mine, 
     const size_t ranks = (size_t)transport->base.size;
     fsdp_error lost;
     memset(&lost, 0, sizeof lost);
+    hosts->local->patience_ms = 0;
     (void)gather_parts(hosts->local, mine, size, NULL, hosts->here + sizeof lost, &lost);
-    if (hosts->leaders)
+    if (hosts->leaders) {
+        hosts->leaders->patience_ms = hosts->patience_ms;
         run_leaders(transport, size, &lost);
+    }
+    hosts->local->patience_ms = 2 * hosts->patience_ms;
     if (lost.status == FSDP_OK)
         (void)send_to_all(hosts->local, 0, hosts->message, sizeof lost + ranks * size, &lost);
     if (lost.status == FSDP_OK)
@@ -176,8 +182,8 @@ static nccl_progress progress_of(nccl_transport *transport, uint64_t id, uint64_
         if (number >= group->done && number < group->issued) {
             const nccl_pending *late = &group->pending[number % FSDP_NCCL_PENDING];
             mine.header = late->header;
-            mine.is_starting = number <= FIRST_CALL || group->is_creator;
-            mine.waits_ms = mine.is_starting ? fsdp_now_ms() - late->since_ms : 0;
+            mine.is_starting = late->is_starting;
+            mine.waits_ms = fsdp_now_ms() - late->since_ms;
         }
         pthread_mutex_unlock(&group->lock);
     }
@@ -209,11 +215,11 @@ static fsdp_error describe_missing(const nccl_transport *transport, int rank,
 }
 
 static fsdp_error describe_unfinished(const nccl_transport *transport, int rank,
-                                      const nccl_progress *late, bool all_came)
+                                      const nccl_progress *late, bool all_came, bool is_starting)
 {
     char what[128];
     snprintf(what, sizeof what, "got no result from NCCL within %g s%s",
-             deadline_of(transport, late->is_starting && all_came) / 1000.0,
+             deadline_of(transport, is_starting && all_came) / 1000.0,
              all_came ? ", though all ranks came to" : ", in");
     const fsdp_comm_loss loss = {
         .rank = rank, .what = what, .hint = "a GPU or a connection between two hangs"};
@@ -227,6 +233,15 @@ static int find_missing(const nccl_transport *transport, uint64_t number)
         if (transport->progress[i].is_member && transport->progress[i].issued <= number)
             return i;
     return -1;
+}
+
+/* NCCL has not launched the call on some rank. */
+static bool is_starting(const nccl_transport *transport)
+{
+    bool is_starting = false;
+    for (int i = 0; i < transport->base.size; i++)
+        is_starting |= transport->progress[i].is_starting != 0;
+    return is_starting;
 }
 
 /* Compares the calls of those ranks where it is pending, and names the first that differs from the first. */
@@ -258,6 +273,7 @@ static bool judge_call(nccl_transport *transport, int asker, verdict *out)
         return false;
     const nccl_progress *late = &transport->progress[asker];
     int missing = find_missing(transport, asked->number);
+    bool starts = is_starting(transport);
     if (!late->is_member || late->done > asked->number)
         return true;
     if (is_mismatch(transport, asked->number, out)) {
@@ -265,16 +281,19 @@ static bool judge_call(nccl_transport *transport, int asker, verdict *out)
     } else if (missing >= 0) {
         out->kind = MISSING;
         out->why = describe_missing(transport, missing, &late->header);
-    } else if (!late->is_starting || late->waits_ms > deadline_of(transport, true)) {
+    } else if (starts && late->waits_ms <= deadline_of(transport, true)) {
+        out->kind = STARTING;
+    } else {
         out->kind = UNFINISHED;
-        out->why = describe_unfinished(transport, asker, late, true);
+        out->why = describe_unfinished(transport, asker, late, true, starts);
     }
     return true;
 }
 
 /*
- * A missing rank may itself wait for a call of another group, in which a third one is missing. Follows such a
- * chain from rank `asker` to its end; groups_out gets the groups on the way. Collective.
+ * A missing rank may itself wait for a call of another group, in which a third one is missing, or which NCCL
+ * connects. Follows such a chain from rank `asker` to its end; groups_out gets the groups on the way.
+ * Collective.
  */
 static bool follow_chain(nccl_transport *transport, int asker, verdict *chosen,
                          uint64_t groups_out[MOST_HOPS], int *hops_out)
@@ -290,7 +309,8 @@ static bool follow_chain(nccl_transport *transport, int asker, verdict *chosen,
             break;
         if (!judge_call(transport, missing, &next))
             return false;
-        if (next.kind < MISSING && !(next.kind == UNFINISHED && transport->beats[missing].is_late))
+        if (next.kind != STARTING && next.kind < MISSING &&
+            !(next.kind == UNFINISHED && transport->beats[missing].is_late))
             break;
         *chosen = next;
         groups_out[(*hops_out)++] = next.group;
@@ -306,7 +326,7 @@ static void nccl_judge(nccl_transport *transport)
     int asker = 0, hops = 0;
     while (!transport->beats[asker].is_late)
         asker++;
-    if (!follow_chain(transport, asker, &chosen, groups, &hops) || chosen.kind == NOT_LATE)
+    if (!follow_chain(transport, asker, &chosen, groups, &hops) || chosen.kind <= STARTING)
         return;
     pthread_mutex_lock(&transport->lock);
     for (int i = 0; i < hops; i++) {
@@ -331,7 +351,7 @@ static void nccl_judge_alone(nccl_transport *transport, const nccl_beat *mine)
             left = transport->has_left[group->comm->ranks[i]] ? group->comm->ranks[i] : -1;
         const fsdp_error why =
             left >= 0 ? describe_missing(transport, left, &late.header)
-                      : describe_unfinished(transport, transport->base.rank, &late, false);
+                      : describe_unfinished(transport, transport->base.rank, &late, false, false);
         fsdp_nccl_group_fail(group, &why, FSDP_NCCL_OWN);
     }
     pthread_mutex_unlock(&transport->lock);
@@ -346,7 +366,8 @@ enum {
     FASTEST_MS = 2,
     PER_DEADLINE = 16,
     HOLD_MS = 1000,
-    ABORT_WAIT_MS = 1000
+    LEAST_GRACE_MS = 250,
+    MOST_GRACE_MS = 2000
 };
 
 /* --- this rank's groups ------------------------------------------------------------------------- */
@@ -359,8 +380,9 @@ static void look_for_error(nccl_group *group)
     fsdp_error why = {0};
     if (pthread_mutex_trylock(&group->calling) != 0)
         return;
-    if (group->handle)
-        state = fsdp_nccl_poll(group);
+    fsdp_nccl_comm handle = atomic_load(&group->handle);
+    if (handle)
+        state = fsdp_nccl_poll(transport->nccl, handle);
     pthread_mutex_unlock(&group->calling);
     if (state == FSDP_NCCL_SUCCESS || state == FSDP_NCCL_IN_PROGRESS)
         return;
@@ -390,7 +412,7 @@ static bool is_told_now(nccl_group *group, int64_t now_ms)
     hold_ms = hold_ms > most_ms ? most_ms : hold_ms;
     if (group->origin == FSDP_NCCL_REMOTE && group->remote_ms == 0)
         group->remote_ms = now_ms;
-    return group->origin == FSDP_NCCL_OWN ||
+    return group->origin == FSDP_NCCL_OWN || group->origin == FSDP_NCCL_SPREAD ||
            (group->origin == FSDP_NCCL_REMOTE && now_ms >= group->remote_ms + hold_ms);
 }
 
@@ -461,15 +483,20 @@ static int find_teller(const nccl_transport *transport)
     return teller;
 }
 
-/* This rank's own failure, which the others are told. */
-static void take_failure(nccl_transport *transport, const nccl_beat *mine, fsdp_error *why)
+static void describe_leave(const nccl_transport *transport, fsdp_error *out)
 {
     char left[FSDP_EXIT_TEXT];
     const char *reason = transport->base.exit_reason;
+    fsdp_comm_describe_exit(transport->base.exit_code, left);
+    (void)fsdp_fail(out, FSDP_ERR_PEER, "rank %d has left with %s%s%s", transport->base.rank, left,
+                    reason ? ": " : "", reason ? reason : "");
+}
+
+/* This rank's own failure, which the others are told. */
+static void take_failure(nccl_transport *transport, const nccl_beat *mine, fsdp_error *why)
+{
     if (mine->is_failed_rank) {
-        fsdp_comm_describe_exit(transport->base.exit_code, left);
-        (void)fsdp_fail(why, FSDP_ERR_PEER, "rank %d has left with %s%s%s", transport->base.rank,
-                        left, reason ? ": " : "", reason ? reason : "");
+        describe_leave(transport, why);
         return;
     }
     pthread_mutex_lock(&transport->lock);
@@ -498,12 +525,13 @@ static void share_failure(nccl_transport *transport, int teller)
         return;
     }
     why.text[sizeof why.text - 1] = '\0';
-    why.rank = teller;
+    if (told->failure != FSDP_NCCL_SPREAD)
+        why.rank = teller;
     if (told->is_failed_rank) {
         nccl_fail_all(transport, &why);
         return;
     }
-    if (teller != transport->base.rank)
+    if (teller != transport->base.rank && told->failure != FSDP_NCCL_SPREAD)
         fsdp_error_prefix(&why, "rank %d", teller);
     pthread_mutex_lock(&transport->lock);
     nccl_group *group = nccl_find_group(transport, told->group);
@@ -536,9 +564,26 @@ static void note_leaves(nccl_transport *transport)
     }
 }
 
+/* Beats are at most so far apart. */
+static int beat_interval(const nccl_transport *transport)
+{
+    const int ms = atomic_load(&transport->base.deadline_ms) / PER_DEADLINE;
+    return ms > transport->beat_ms ? transport->beat_ms : ms < FASTEST_MS ? FASTEST_MS : ms;
+}
+
+/* After a deadline the inner transport asks the silent ranks again; ranks begin an exchange up to a beat
+ * apart. */
+static int patience_of(const nccl_transport *transport)
+{
+    int grace_ms = atomic_load(&transport->base.deadline_ms) / 10;
+    grace_ms = grace_ms < LEAST_GRACE_MS ? LEAST_GRACE_MS : grace_ms;
+    return 2 * (grace_ms < MOST_GRACE_MS ? grace_ms : MOST_GRACE_MS) + beat_interval(transport);
+}
+
 static void exchange_beats(nccl_transport *transport, const nccl_beat *mine)
 {
     atomic_store(&transport->inner->deadline_ms, atomic_load(&transport->base.deadline_ms));
+    transport->hosts.patience_ms = patience_of(transport);
     if (!nccl_gather(transport, mine, sizeof *mine, transport->beats))
         return;
     bool is_late = note_beats(transport);
@@ -552,50 +597,67 @@ static void exchange_beats(nccl_transport *transport, const nccl_beat *mine)
 
 /* --- the end of NCCL's communicators -------------------------------------------------------------- */
 
-/* By trying, since ThreadSanitizer does not know pthread_mutex_clocklock. */
-static bool take_right_to_call(nccl_group *group)
+/* With the transport's lock: a failed group whose failure has not spread yet; NULL: there is none. */
+static nccl_group *find_newly_failed(nccl_transport *transport)
 {
-    int64_t until_ms = fsdp_now_ms() + ABORT_WAIT_MS;
-    for (unsigned naps = 0; pthread_mutex_trylock(&group->calling) != 0; naps++) {
-        if (fsdp_now_ms() >= until_ms)
-            return false;
-        fsdp_nccl_nap(naps);
-    }
-    return true;
+    nccl_group *group = transport->groups;
+    while (group && (group->has_spread || !fsdp_nccl_group_has_failed(group, NULL)))
+        group = group->next;
+    return group;
 }
 
-/* A thread that NCCL does not let go of would hold the right to call for good: abort ends its call, too. */
-static void abort_group(nccl_group *group)
+/* With the transport's lock: groups with calls under way fail with another one, since the end of a
+ * communicator may wait for the whole GPU. */
+static void spread_failures(nccl_transport *transport)
 {
-    bool is_mine = take_right_to_call(group);
-    fsdp_nccl_comm handle = group->handle;
-    group->handle = NULL;
-    if (handle)
-        (void)group->transport->nccl->CommAbort(handle);
-    if (is_mine)
-        pthread_mutex_unlock(&group->calling);
+    for (nccl_group *failed; (failed = find_newly_failed(transport));) {
+        fsdp_error why = {0};
+        failed->has_spread = true;
+        if (!fsdp_nccl_group_has_failed(failed, &why))
+            continue;
+        for (nccl_group *group = transport->groups; group; group = group->next) {
+            pthread_mutex_lock(&group->lock);
+            fsdp_nccl_advance(group);
+            const bool is_under_way = group->done < group->issued;
+            pthread_mutex_unlock(&group->lock);
+            if (group == failed || !is_under_way || fsdp_nccl_group_has_failed(group, NULL))
+                continue;
+            group->has_spread = true;
+            fsdp_nccl_group_fail(group, &why, FSDP_NCCL_SPREAD);
+        }
+    }
 }
 
 /* The failures that nobody can be told any more count as told. */
 static void end_failed_groups(nccl_transport *transport)
 {
     bool is_whole = atomic_load(&transport->is_whole);
+    nccl_group *ended = NULL;
     pthread_mutex_lock(&transport->lock);
+    spread_failures(transport);
     for (nccl_group *group = transport->groups; group; group = group->next) {
         pthread_mutex_lock(&group->lock);
         const fsdp_error why = group->failure;
-        const bool is_untold = group->origin == FSDP_NCCL_OWN || group->origin == FSDP_NCCL_REMOTE;
+        const bool is_untold = group->origin > FSDP_NCCL_TOLD;
         if (is_untold && !is_whole)
             group->origin = FSDP_NCCL_TOLD;
         pthread_mutex_unlock(&group->lock);
         if (!fsdp_nccl_group_has_failed(group, NULL))
             continue; /* also of a remote one: work that is aborted continues with undefined data */
-        if (group->handle)
-            abort_group(group);
+        (void)fsdp_nccl_take_handle(group, &ended);
         if (is_untold && !is_whole)
             fsdp_comm_abort(group->inner, &why);
     }
     pthread_mutex_unlock(&transport->lock);
+    fsdp_nccl_end(ended, true);
+}
+
+/* A rank that leaves with a failure ends all its groups together. */
+static void fail_before_leaving(nccl_transport *transport)
+{
+    fsdp_error why = {.rank = transport->base.rank};
+    describe_leave(transport, &why);
+    nccl_fail_all(transport, &why);
 }
 
 /* --- the thread --------------------------------------------------------------------------------- */
@@ -603,9 +665,7 @@ static void end_failed_groups(nccl_transport *transport)
 /* True when this rank leaves. */
 static bool sleep_a_while(nccl_transport *transport)
 {
-    int ms = atomic_load(&transport->base.deadline_ms) / PER_DEADLINE;
-    ms = ms > transport->beat_ms ? transport->beat_ms : ms < FASTEST_MS ? FASTEST_MS : ms;
-    struct timespec until = fsdp_timespec(fsdp_now_ms() + ms);
+    struct timespec until = fsdp_timespec(fsdp_now_ms() + beat_interval(transport));
     pthread_mutex_lock(&transport->lock);
     if (!transport->is_leaving)
         (void)pthread_cond_timedwait(&transport->changed, &transport->lock, &until);
@@ -624,6 +684,8 @@ static void *watch(void *context)
             exchange_beats(transport, &mine);
         else if (mine.is_late)
             nccl_judge_alone(transport, &mine);
+        if (leaves && transport->base.exit_code != 0)
+            fail_before_leaving(transport);
         end_failed_groups(transport);
     }
     return NULL;

@@ -34,8 +34,9 @@ static void register_block(nccl_block *block, nccl_group *group)
     if (!made)
         return;
     pthread_mutex_lock(&group->calling);
-    if (group->handle)
-        result = nccl->CommRegister(group->handle, block->data, block->size, &made->handle);
+    fsdp_nccl_comm handle = atomic_load(&group->handle);
+    if (handle)
+        result = nccl->CommRegister(handle, block->data, block->size, &made->handle);
     pthread_mutex_unlock(&group->calling);
     if (result != FSDP_NCCL_SUCCESS) {
         fsdp_free(made);
@@ -57,9 +58,12 @@ static void deregister_block(nccl_block *block, const nccl_group *group)
             continue;
         }
         pthread_mutex_lock(&made->group->calling);
-        if (made->group->handle)
-            (void)made->group->transport->nccl->CommDeregister(made->group->handle, made->handle);
+        fsdp_nccl_comm handle = atomic_load(&made->group->handle);
+        if (handle)
+            (void)made->group->transport->nccl->CommDeregister(handle, made->handle);
         pthread_mutex_unlock(&made->group->calling);
+        if (!handle) /* NCCL ends the registration with the communicator, and needs the memory for it */
+            (void)fsdp_nccl_await_end(made->group);
         *at = made->next;
         fsdp_free(made);
     }
@@ -155,6 +159,57 @@ typedef struct nccl_issue {
     fsdp_nccl_op op;
 } nccl_issue;
 
+/* --- waits ------------------------------------------------------------------------------------- */
+
+/* NCCL's notice that another rank is gone becomes the group's failure when the watch knows no better one. */
+static fsdp_nccl_result await_reason(nccl_group *group, fsdp_nccl_result result)
+{
+    fsdp_error why = {0};
+    if (result != FSDP_NCCL_REMOTE_ERROR)
+        return result;
+    (void)fsdp_nccl_fail(group->transport, result, &why);
+    fsdp_nccl_group_fail(group, &why, FSDP_NCCL_REMOTE);
+    return FSDP_NCCL_IN_PROGRESS;
+}
+
+/* Waits until NCCL has done what gave `result`, or the group has failed; the watch sees to the deadline. */
+static fsdp_status await_result(nccl_group *group, fsdp_nccl_result result, fsdp_error *err)
+{
+    fsdp_error why = {0};
+    bool has_noticed = result == FSDP_NCCL_REMOTE_ERROR;
+    result = await_reason(group, result);
+    for (unsigned naps = 0; result == FSDP_NCCL_IN_PROGRESS; naps++) {
+        if (fsdp_nccl_group_has_failed(group, &why)) {
+            if (err)
+                *err = why;
+            return why.status;
+        }
+        fsdp_nccl_nap(naps);
+        pthread_mutex_lock(&group->calling);
+        fsdp_nccl_comm handle = atomic_load(&group->handle);
+        if (handle && !has_noticed) /* one that blocks reports success again */
+            result = fsdp_nccl_poll(group->transport->nccl, handle);
+        pthread_mutex_unlock(&group->calling);
+        has_noticed |= result == FSDP_NCCL_REMOTE_ERROR;
+        result = await_reason(group, result);
+    }
+    return result == FSDP_NCCL_SUCCESS ? FSDP_OK : fsdp_nccl_fail(group->transport, result, err);
+}
+
+/* Waits, at most for a deadline, until the others know this rank's failure. */
+static void await_told(nccl_group *group)
+{
+    nccl_transport *transport = group->transport;
+    int64_t until_ms = fsdp_now_ms() + atomic_load(&transport->base.deadline_ms);
+    bool is_told = false;
+    while (!is_told && atomic_load(&transport->is_whole) && fsdp_now_ms() < until_ms) {
+        pthread_mutex_lock(&group->lock);
+        is_told = group->origin == FSDP_NCCL_NO_FAILURE || group->origin == FSDP_NCCL_TOLD;
+        pthread_mutex_unlock(&group->lock);
+        fsdp_nccl_nap(UINT_MAX);
+    }
+}
+
 /* --- the pending calls ------------------------------------------------------------------------ */
 
 fsdp_status fsdp_nccl_begin(nccl_group *group, const fsdp_comm_header *header, uint64_t *number_out,
@@ -176,7 +231,7 @@ fsdp_status fsdp_nccl_begin(nccl_group *group, const fsdp_comm_header *header, u
     }
     uint64_t number = group->issued++;
     group->pending[number % FSDP_NCCL_PENDING] =
-        (nccl_pending){.header = *header, .since_ms = fsdp_now_ms()};
+        (nccl_pending){.header = *header, .since_ms = fsdp_now_ms(), .is_starting = true};
     atomic_store(&group->flags[number % FSDP_NCCL_PENDING], 0);
     pthread_mutex_unlock(&group->lock);
     *number_out = number;
@@ -374,6 +429,16 @@ static fsdp_nccl_result start(nccl_issue *issue)
 
 /* --- a call ----------------------------------------------------------------------------------- */
 
+/* NCCL has launched it: from now on it is late after a deadline. */
+static void note_launch(nccl_group *group, uint64_t number)
+{
+    nccl_pending *pending = &group->pending[number % FSDP_NCCL_PENDING];
+    pthread_mutex_lock(&group->lock);
+    pending->is_starting = false;
+    pending->since_ms = fsdp_now_ms();
+    pthread_mutex_unlock(&group->lock);
+}
+
 static fsdp_status issue_call(nccl_issue *issue, const fsdp_comm_header *header, fsdp_error *err)
 {
     nccl_group *group = issue->group;
@@ -382,12 +447,13 @@ static fsdp_status issue_call(nccl_issue *issue, const fsdp_comm_header *header,
     uint64_t number = 0;
     FSDP_TRY(fsdp_nccl_begin(group, header, &number, err));
     pthread_mutex_lock(&group->calling);
-    issue->handle = group->handle;
+    issue->handle = atomic_load(&group->handle);
     if (issue->handle) /* else await returns the failure */
         result = start(issue);
     pthread_mutex_unlock(&group->calling);
-    fsdp_status status = fsdp_nccl_await(group, result, err);
+    fsdp_status status = await_result(group, result, err);
     _Atomic unsigned char *flag = &group->flags[number % FSDP_NCCL_PENDING];
+    note_launch(group, number);
     if (status == FSDP_OK)
         kernels->fill(issue->call->stream, (void *)flag, 1, 1);
     else
@@ -476,12 +542,14 @@ static fsdp_status create_group(nccl_transport *transport, fsdp_comm *comm, uint
     return FSDP_OK;
 }
 
-/* A flag that a stream may still set keeps its memory for good. */
+/* A flag that a stream may still set keeps its memory for good, and so does a group that NCCL still ends. */
 static void free_group(nccl_group *group)
 {
     nccl_transport *transport = group->transport;
     fsdp_nccl_advance(group);
     fsdp_comm_free(group->inner);
+    if (atomic_load(&group->end) == FSDP_NCCL_ENDING)
+        return;
     pthread_mutex_destroy(&group->calling);
     pthread_mutex_destroy(&group->lock);
     if (group->done == group->issued)
@@ -549,6 +617,19 @@ static fsdp_status share_id(nccl_group *group, fsdp_nccl_id *id, fsdp_error *err
     return fsdp_comm_run_now(group->inner, &call, err);
 }
 
+/* NCCL has read its own file of settings into the environment by now. Groups that share what a communicator
+ * has are aborted together, those that have not failed, too. */
+static fsdp_status refuse_shared_resources(fsdp_error *err)
+{
+    const char *shares = getenv("NCCL_COMM_SPLIT_SHARE_RESOURCES");
+    if (!shares || strcmp(shares, "0") == 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "NCCL_COMM_SPLIT_SHARE_RESOURCES is %s, in the environment or in nccl.conf: "
+                     "groups that share resources cannot fail alone; set it to 0",
+                     shares);
+}
+
 static fsdp_status join(nccl_group *group, fsdp_error *err)
 {
     const nccl_transport *transport = group->transport;
@@ -559,10 +640,12 @@ static fsdp_status join(nccl_group *group, fsdp_error *err)
     FSDP_TRY(share_id(group, &id, err));
     (void)transport->device->ops->choose_gpu(transport->device); /* NCCL takes this thread's */
     pthread_mutex_lock(&group->calling);
-    fsdp_nccl_result result = transport->nccl->CommInitRankConfig(&group->handle, group->comm->size,
-                                                                  id, group->comm->rank, &config);
+    fsdp_nccl_result result = transport->nccl->CommInitRankConfig(
+        (fsdp_nccl_comm *)&group->handle, group->comm->size, id, group->comm->rank, &config);
     pthread_mutex_unlock(&group->calling);
-    fsdp_status status = fsdp_nccl_await(group, result, err);
+    if (group->is_creator)
+        FSDP_TRY(refuse_shared_resources(err));
+    fsdp_status status = await_result(group, result, err);
     /* at once: this rank has no GPU that NCCL can use */
     return result == FSDP_NCCL_CUDA_ERROR && err ? (err->status = FSDP_ERR_USAGE) : status;
 }
@@ -592,22 +675,22 @@ static fsdp_status split(nccl_group *creator, const fsdp_comm_header *header, nc
     const int color = group ? (int)(group->id - header->sequence) : FSDP_NCCL_NO_COLOR;
     FSDP_TRY(fsdp_nccl_begin(creator, header, &number, err));
     pthread_mutex_lock(&creator->calling);
-    if (creator->handle) /* else await returns the failure */
-        result = creator->transport->nccl->CommSplit(
-            creator->handle, color, group ? group->comm->rank : 0, &creator->split, &config);
+    fsdp_nccl_comm handle = atomic_load(&creator->handle);
+    if (handle) /* else await returns the failure */
+        result = creator->transport->nccl->CommSplit(handle, color, group ? group->comm->rank : 0,
+                                                     (fsdp_nccl_comm *)&creator->split, &config);
     pthread_mutex_unlock(&creator->calling);
     /* NCCL reports success although the split is under way: the creator's state tells when it is done. */
     if (result == FSDP_NCCL_SUCCESS)
         result = FSDP_NCCL_IN_PROGRESS;
-    fsdp_status status = fsdp_nccl_await(creator, result, err);
+    fsdp_status status = await_result(creator, result, err);
     if (status != FSDP_OK)
         fail_split(creator, header, group, err);
     atomic_store(&creator->flags[number % FSDP_NCCL_PENDING], 1);
     if (status != FSDP_OK || !group)
         return status;
-    pthread_mutex_lock(&group->calling);
-    group->handle = creator->split;
-    pthread_mutex_unlock(&group->calling);
+    group->is_blocking = true;
+    atomic_store(&group->handle, atomic_exchange(&creator->split, NULL));
     return FSDP_OK;
 }
 
@@ -665,7 +748,7 @@ static void fail_group(nccl_group *group, fsdp_error *why)
     }
     fsdp_comm_abort(group->inner, why);
     fsdp_nccl_group_fail(group, why, FSDP_NCCL_OWN);
-    fsdp_nccl_await_told(group);
+    await_told(group);
     (void)fsdp_nccl_group_has_failed(group, why);
     atomic_store(&group->flags[0], 1); /* no stream knows the group */
 }
@@ -788,46 +871,32 @@ static void drain_aborted(nccl_group *group)
         fsdp_nccl_nap(naps);
 }
 
-static bool finalize(nccl_group *group)
+/* The watch does not know the group any more. */
+static void end_handle(nccl_group *group, bool aborts)
 {
     const fsdp_nccl *nccl = group->transport->nccl;
-    int64_t until_ms = fsdp_now_ms() + atomic_load(&group->transport->base.deadline_ms);
-    fsdp_nccl_result result = nccl->CommFinalize(group->handle);
-    for (unsigned naps = 0; result == FSDP_NCCL_IN_PROGRESS && fsdp_now_ms() < until_ms; naps++) {
-        fsdp_nccl_nap(naps);
-        result = fsdp_nccl_poll(group);
-    }
-    return result == FSDP_NCCL_SUCCESS;
-}
-
-/* No other thread knows the group any more. */
-static void end_handle(nccl_group *group, bool has_failed)
-{
-    const fsdp_nccl *nccl = group->transport->nccl;
+    nccl_group *ended = NULL;
     nccl_deregister_blocks(group);
-    if (!group->handle)
-        return;
-    for (uint64_t i = 0; i < FSDP_NCCL_FACTORS && i < group->factors_made; i++)
-        (void)nccl->RedOpDestroy(group->factors[i].op, group->handle);
-    if (!has_failed && finalize(group))
-        (void)nccl->CommDestroy(group->handle);
-    else
-        (void)nccl->CommAbort(group->handle);
-    group->handle = NULL;
+    pthread_mutex_lock(&group->calling);
+    fsdp_nccl_comm handle = atomic_load(&group->handle);
+    for (uint64_t i = 0; handle && i < FSDP_NCCL_FACTORS && i < group->factors_made; i++)
+        (void)nccl->RedOpDestroy(group->factors[i].op, handle);
+    pthread_mutex_unlock(&group->calling);
+    if (fsdp_nccl_take_handle(group, &ended))
+        fsdp_nccl_end(ended, aborts);
+    (void)fsdp_nccl_await_end(group);
 }
 
 static void nccl_comm_close(fsdp_comm *comm)
 {
     nccl_group *group = comm->backend;
-    bool has_failed = comm->transport->exit_code != 0;
-    if (has_failed)
-        fsdp_nccl_watch_end(
-            group->transport); /* tells the others, before they miss NCCL's connections */
+    if (comm->transport->exit_code != 0) /* before the others miss NCCL's connections */
+        fsdp_nccl_watch_end(group->transport);
     else
         drain(group);
-    fsdp_nccl_await_told(group);
+    await_told(group);
     unregister_group(group);
-    end_handle(group, has_failed || fsdp_nccl_group_has_failed(group, NULL));
+    end_handle(group, fsdp_nccl_group_has_failed(group, NULL));
     drain_aborted(group);
     free_group(group);
     comm->backend = NULL;

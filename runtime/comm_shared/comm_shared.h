@@ -76,6 +76,7 @@ typedef struct shared_transport shared_transport;
 /* One member's end of a group. */
 typedef struct shared_group {
     shared_transport *transport;
+    const fsdp_comm *comm;     /* NULL: the group of all ranks that creates the others has none */
     shared_block *block;
     int rank, size;            /* in the group */
     const int *ranks;          /* world ranks; borrowed */

@@ -398,7 +398,8 @@ static uint64_t count_heartbeats(shared_group *group)
 
 static fsdp_status check_time(shared_group *group, barrier_watch *watch, fsdp_error *err)
 {
-    int missing = 0, deadline_ms = group->transport->base.deadline_ms;
+    const int patience_ms = group->comm ? group->comm->patience_ms : 0;
+    int missing = 0, deadline_ms = group->transport->base.deadline_ms + patience_ms;
     uint64_t heartbeats = count_heartbeats(group);
     int64_t now_ms = fsdp_now_ms();
     if (heartbeats != watch->heartbeats)

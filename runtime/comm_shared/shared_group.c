@@ -150,6 +150,7 @@ static void attach(shared_group *world, new_group *made)
     const shared_transport *transport = world->transport;
     shared_group *group = made->group;
     const shared_slot *slots = world->block->slots;
+    group->comm = made->comm;
     group->ranks = made->comm->ranks;
     int first = group->ranks[0];
     group->block = (shared_block *)(transport->bases[first] + slots[first].block);

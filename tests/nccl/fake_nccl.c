@@ -7,13 +7,15 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "kernels/train/tensor.h"
 #include "runtime/comm_nccl/nccl_api.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { USUAL_VERSION = 22809, FIRST_WITH_THREADS = 22304, SYSTEM_ERROR = 2, INTERNAL_ERROR = 3 };
+enum { USUAL_VERSION = 22809, FIRST_WITH_THREADS = 22304, FIRST_TO_END_IN_GROUPS = 22203 };
+enum { SYSTEM_ERROR = 2, INTERNAL_ERROR = 3, STUCK_S = 20 };
 enum { MOST_OPS = 64, FIRST_OP = 5, MOST_FACTORS = 64 };
 enum { MOST_RANKS = 64, MOST_SHARED_CTAS = 16, GARBAGE = 0xb7 };
 
@@ -52,6 +54,7 @@ typedef struct meeting {
     int arrived, left;
     bool is_done;
     batch **batches;
+    batch *kept; /* of a root that runs ahead */
 } meeting;
 
 typedef struct split_meeting {
@@ -72,6 +75,12 @@ typedef struct clique {
     split_meeting *splits;
 } clique;
 
+/* What this process has given to a GPU and what is not done: NCCL frees its memory when there is none. */
+typedef struct gpu_work {
+    struct gpu_work *next;
+    int gpu, running;
+} gpu_work;
+
 typedef struct factor {
     bool is_alive;
     fsdp_nccl_dtype dtype;
@@ -80,7 +89,8 @@ typedef struct factor {
 
 struct ncclComm {
     clique *clique; /* NULL: its split is not complete */
-    int rank, polls, splits, calls, references;
+    int rank, gpu, polls, splits, calls, references;
+    struct ncclComm *next_to_end; /* in a group of calls */
     uint64_t batches;
     bool is_blocking, is_aborted, is_finalized;
     fsdp_nccl_result error;
@@ -99,12 +109,14 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static registered *known;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static clique *cliques;
+static gpu_work *gpus;
 static uint64_t ids_made;
 static atomic_int alive, misuses, splits, registrations, launch_threads;
 static const char *last_error = "";
 static _Thread_local int depth;
 static _Thread_local batch *grouped;
 static _Thread_local fsdp_nccl_stream grouped_stream;
+static _Thread_local struct ncclComm *to_end;
 
 static int get_alive(void)
 {
@@ -152,11 +164,29 @@ static bool is_planned(int rank)
     return plan()->rank < 0 || plan()->rank == rank;
 }
 
+static int version(void)
+{
+    return plan()->version ? plan()->version : USUAL_VERSION;
+}
+
+/* With the lock: false when nothing changed for that long. */
+static bool await_change(int64_t ms)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += ms / 1000;
+    until.tv_nsec += ms % 1000 * 1000000;
+    if (until.tv_nsec >= 1000000000)
+        until.tv_sec++, until.tv_nsec -= 1000000000;
+    return pthread_cond_timedwait(&changed, &lock, &until) == 0;
+}
+
 /* --- lifetimes ---------------------------------------------------------------------------------- */
 
 static void free_meeting(meeting *met)
 {
     free(met->batches);
+    free(met->kept);
     free(met);
 }
 
@@ -172,8 +202,7 @@ static void release_clique(clique *mine)
         *at = mine->next;
     while (mine->meetings) {
         meeting *next = mine->meetings->next;
-        free(mine->meetings->batches);
-        free(mine->meetings);
+        free_meeting(mine->meetings);
         mine->meetings = next;
     }
     while (mine->splits) {
@@ -196,11 +225,12 @@ static void release_comm(struct ncclComm *comm)
     free(comm);
 }
 
-static struct ncclComm *create_comm(clique *mine, int rank, bool is_blocking)
+static struct ncclComm *create_comm(clique *mine, int rank, int gpu, bool is_blocking)
 {
     struct ncclComm *comm = make(1, sizeof *comm);
     *comm = (struct ncclComm){.clique = mine,
                               .rank = rank,
+                              .gpu = gpu,
                               .references = 1,
                               .is_blocking = is_blocking,
                               .polls = is_blocking ? 0 : plan()->polls};
@@ -208,6 +238,33 @@ static struct ncclComm *create_comm(clique *mine, int rank, bool is_blocking)
         mine->references++;
     alive++;
     return comm;
+}
+
+/* --- GPUs --------------------------------------------------------------------------------------- */
+
+static gpu_work *work_of(int gpu)
+{
+    gpu_work *work = gpus;
+    while (work && work->gpu != gpu)
+        work = work->next;
+    if (work)
+        return work;
+    work = make(1, sizeof *work);
+    work->gpu = gpu;
+    work->next = gpus;
+    gpus = work;
+    return work;
+}
+
+/* As cudaFree does, with which NCCL gives memory back, whoever has given the GPU its work. */
+static void await_idle(int gpu)
+{
+    const gpu_work *work = work_of(gpu);
+    while (work->running > 0)
+        if (!await_change(STUCK_S * 1000)) {
+            misuses++; /* it would wait for ever */
+            return;
+        }
 }
 
 /* --- a meeting ---------------------------------------------------------------------------------- */
@@ -350,7 +407,8 @@ static meeting *find_meeting(clique *mine, uint64_t number)
 static void leave_meeting(clique *mine, meeting *met, int rank)
 {
     meeting **at = &mine->meetings;
-    met->batches[rank] = NULL;
+    if (met->batches[rank] != met->kept)
+        met->batches[rank] = NULL;
     if (++met->left < mine->size)
         return;
     while (*at != met)
@@ -388,11 +446,18 @@ static void spoil_output(const call *mine, const struct ncclComm *comm)
     }
 }
 
+static bool runs_ahead(const batch *mine)
+{
+    return plan()->root_runs_ahead && mine->n == 1 && mine->calls[0].kind == BROADCAST &&
+           mine->calls[0].peer == mine->comm->rank;
+}
+
 /* On the stream. */
 static void run_batch(void *argument)
 {
     batch *mine = argument;
     struct ncclComm *comm = mine->comm;
+    bool is_kept = false;
     for (int i = 0; i < mine->n; i++)
         spoil_output(&mine->calls[i], comm);
     pthread_mutex_lock(&lock);
@@ -402,18 +467,26 @@ static void run_batch(void *argument)
         if (++met->arrived == comm->clique->size)
             run_meeting(met, comm->clique->size);
         pthread_cond_broadcast(&changed);
-        while (!met->is_done && !comm->is_aborted)
+        if (runs_ahead(mine))
+            met->kept = mine;
+        while (!met->is_done && !comm->is_aborted && met->kept != mine)
             pthread_cond_wait(&changed, &lock);
-        if (!met->is_done)
+        is_kept = met->kept == mine;
+        if (!met->is_done && !is_kept)
             met->arrived = -comm->clique->size; /* it will never be complete */
         leave_meeting(comm->clique, met, comm->rank);
     }
+    work_of(comm->gpu)->running--;
+    pthread_cond_broadcast(&changed);
     release_comm(comm);
     pthread_mutex_unlock(&lock);
-    free(mine);
+    if (!is_kept)
+        free(mine);
 }
 
 /* --- calls -------------------------------------------------------------------------------------- */
+
+static void reclaim(struct ncclComm *comm);
 
 /* Two threads must not use a communicator at once, but for its abort. */
 static void enter(struct ncclComm *comm)
@@ -455,8 +528,7 @@ static fsdp_nccl_result leave(struct ncclComm *comm, fsdp_nccl_result result)
  * is in progress at least until that has begun. */
 static int polls_of_call(void)
 {
-    const int version = plan()->version ? plan()->version : USUAL_VERSION;
-    if (version < FIRST_WITH_THREADS)
+    if (version() < FIRST_WITH_THREADS)
         return plan()->polls;
     launch_threads++;
     return plan()->polls > 0 ? plan()->polls : 1;
@@ -465,14 +537,32 @@ static int polls_of_call(void)
 /* A call that blocks until its communicator is aborted, as one does that connects to a rank which is lost. */
 static fsdp_nccl_result hang(struct ncclComm *comm)
 {
+    const struct timespec leaving = {.tv_nsec = 100000000};
     pthread_mutex_lock(&lock);
     comm->references++;
     while (!comm->is_aborted)
         pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    nanosleep(&leaving, NULL);
+    pthread_mutex_lock(&lock);
     atomic_fetch_sub(&comm->callers, 1);
     release_comm(comm);
     pthread_mutex_unlock(&lock);
     return INTERNAL_ERROR;
+}
+
+/* A call that connects first, as the first one of an algorithm does. False: it was aborted meanwhile. */
+static bool connect(struct ncclComm *comm)
+{
+    const struct timespec moment = {.tv_nsec = 10000000};
+    bool is_aborted = false;
+    for (int ms = 0; ms < plan()->connect_ms && !is_aborted; ms += 10) {
+        nanosleep(&moment, NULL);
+        pthread_mutex_lock(&lock);
+        is_aborted = comm->is_aborted;
+        pthread_mutex_unlock(&lock);
+    }
+    return !is_aborted;
 }
 
 static fsdp_nccl_result start_batch(batch *mine, fsdp_nccl_stream stream)
@@ -490,6 +580,7 @@ static fsdp_nccl_result start_batch(batch *mine, fsdp_nccl_stream stream)
         comm->references--;
     }
     bool is_pending = comm->polls > 0;
+    work_of(comm->gpu)->running += !is_lost;
     pthread_mutex_unlock(&lock);
     if (is_lost)
         free(mine);
@@ -506,6 +597,8 @@ static fsdp_nccl_result add(struct ncclComm *comm, const call *made, fsdp_nccl_s
         return leave(comm, FSDP_NCCL_INVALID_ARGUMENT);
     if (is_planned(comm->rank) && plan()->hang_at == comm->calls + 1)
         return hang(comm);
+    if (is_planned(comm->rank) && plan()->connect_at == comm->calls + 1 && !connect(comm))
+        return leave(comm, INTERNAL_ERROR);
     bool fails = is_planned(comm->rank) && plan()->fail_at == comm->calls + 1 &&
                  (is_first ? 0 : grouped->n) >= plan()->fail_part;
     if (fails && is_first)
@@ -532,10 +625,22 @@ EXPORT fsdp_nccl_result ncclGroupStart(void)
     return FSDP_NCCL_SUCCESS;
 }
 
+/* By a thread each, and the caller waits for all: here they are told to end already. */
+static void end_grouped(void)
+{
+    while (to_end) {
+        struct ncclComm *comm = to_end;
+        to_end = comm->next_to_end;
+        reclaim(comm);
+    }
+}
+
 EXPORT fsdp_nccl_result ncclGroupEnd(void)
 {
     batch *mine = grouped;
-    if (--depth > 0 || !mine)
+    if (--depth == 0)
+        end_grouped();
+    if (depth > 0 || !mine)
         return FSDP_NCCL_SUCCESS;
     grouped = NULL;
     if (!mine->has_failed)
@@ -623,9 +728,9 @@ EXPORT fsdp_nccl_result ncclRedOpDestroy(fsdp_nccl_op op, fsdp_nccl_comm comm)
 
 /* --- communicators ------------------------------------------------------------------------------ */
 
-EXPORT fsdp_nccl_result ncclGetVersion(int *version)
+EXPORT fsdp_nccl_result ncclGetVersion(int *out)
 {
-    *version = plan()->version ? plan()->version : USUAL_VERSION;
+    *out = version();
     return FSDP_NCCL_SUCCESS;
 }
 
@@ -701,16 +806,16 @@ EXPORT fsdp_nccl_result ncclCommInitRankConfig(fsdp_nccl_comm *comm_out, int siz
         return FSDP_NCCL_INVALID_ARGUMENT;
     pthread_mutex_lock(&lock);
     clique *mine = find_clique(&id, size);
-    struct ncclComm *comm = create_comm(mine, rank, false);
+    struct ncclComm *comm = create_comm(mine, rank, fake_nccl.gpu ? fake_nccl.gpu() : rank, false);
     if (is_planned(rank))
         comm->error = plan()->init_async_code;
-    const bool shares = fake_nccl.gpu && shares_gpu(mine, fake_nccl.gpu());
+    const bool shares = fake_nccl.gpu && shares_gpu(mine, comm->gpu);
     mine->is_shared |= shares;
     if (shares && !may_share(config)) {
         comm->error = FSDP_NCCL_INVALID_USAGE;
         last_error = "Duplicate GPU detected";
     } else if (!comm->error && !(is_planned(rank) && plan()->init_hangs)) {
-        mine->gpus[mine->arrived++] = fake_nccl.gpu ? fake_nccl.gpu() : rank;
+        mine->gpus[mine->arrived++] = comm->gpu;
     }
     pthread_mutex_unlock(&lock);
     *comm_out = comm;
@@ -732,26 +837,24 @@ EXPORT fsdp_nccl_result ncclCommGetAsyncError(fsdp_nccl_comm comm, fsdp_nccl_res
 
 EXPORT fsdp_nccl_result ncclCommFinalize(fsdp_nccl_comm comm)
 {
+    misuses += comm->is_blocking; /* it may block, and ncclCommDestroy does it */
     enter(comm);
     comm->is_finalized = true;
     comm->polls = comm->is_blocking ? 0 : plan()->polls;
     return leave(comm, comm->polls > 0 ? FSDP_NCCL_IN_PROGRESS : FSDP_NCCL_SUCCESS);
 }
 
-/* Its communicators that are not made yet end with it, and nothing is written to their places. */
+/* A split that cannot be completed any more fails. Its caller gets a communicator, which it has to abort. */
 static void end_splits(struct ncclComm *comm)
 {
     split_meeting *split = comm->clique ? comm->clique->splits : NULL;
     for (; split; split = split->next) {
-        struct ncclComm *made = split->comms[comm->rank];
         if (split->arrived == comm->clique->size || !split->places[comm->rank])
             continue;
         split->arrived = -comm->clique->size; /* it will never be complete */
+        *split->places[comm->rank] = split->comms[comm->rank];
         split->places[comm->rank] = NULL;
         split->comms[comm->rank] = NULL;
-        alive -= made != NULL;
-        if (made)
-            release_comm(made);
     }
 }
 
@@ -770,31 +873,49 @@ static void forget(const struct ncclComm *comm, const void *data)
     }
 }
 
-/* NCCL frees the operations and registrations of a communicator with it. */
-static void end_comm(struct ncclComm *comm)
+/* NCCL frees the operations and registrations of a communicator with it, and the memory that a call of
+ * another thread uses. */
+static void reclaim(struct ncclComm *comm)
 {
     pthread_mutex_lock(&lock);
-    comm->is_aborted = true;
-    end_splits(comm);
+    misuses += comm->callers > 0;
+    await_idle(comm->gpu);
     alive--;
     forget(comm, NULL);
     for (int i = 0; i < MOST_FACTORS; i++)
         alive -= comm->factors[i].is_alive;
-    pthread_cond_broadcast(&changed);
     release_comm(comm);
     pthread_mutex_unlock(&lock);
 }
 
+/* A communicator that blocks is finalized by it. Of those that wait for each other in one process, the last
+ * one ends: `destroy_hangs` is one whose others never come. */
 EXPORT fsdp_nccl_result ncclCommDestroy(fsdp_nccl_comm comm)
 {
-    misuses += !comm->is_finalized || comm->polls > 0;
-    end_comm(comm);
+    misuses += comm->polls > 0 || (!comm->is_blocking && !comm->is_finalized);
+    pthread_mutex_lock(&lock);
+    while (is_planned(comm->rank) && comm->is_blocking && plan()->destroy_hangs)
+        (void)await_change(10);
+    pthread_mutex_unlock(&lock);
+    reclaim(comm);
     return FSDP_NCCL_SUCCESS;
 }
 
+/* Work of the GPU and calls of the host are told to end at once, also in a group of calls, where the rest
+ * comes with its end. */
 EXPORT fsdp_nccl_result ncclCommAbort(fsdp_nccl_comm comm)
 {
-    end_comm(comm);
+    pthread_mutex_lock(&lock);
+    comm->is_aborted = true;
+    end_splits(comm);
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    if (depth == 0 || version() < FIRST_TO_END_IN_GROUPS) {
+        reclaim(comm);
+        return FSDP_NCCL_SUCCESS;
+    }
+    comm->next_to_end = to_end;
+    to_end = comm;
     return FSDP_NCCL_SUCCESS;
 }
 
@@ -866,7 +987,7 @@ EXPORT fsdp_nccl_result ncclCommSplit(fsdp_nccl_comm comm, int color, int key,
     split_meeting *split = find_split(comm->clique, comm->splits++);
     split->places[comm->rank] = comm_out;
     if (color != FSDP_NCCL_NO_COLOR) {
-        split->comms[comm->rank] = create_comm(NULL, 0, config->blocking != 0);
+        split->comms[comm->rank] = create_comm(NULL, 0, comm->gpu, config->blocking != 0);
         split->keys[comm->rank] = key;
         split->colors[comm->rank] = color;
         splits++;

@@ -7,6 +7,7 @@
 #ifndef FSDP_FAKE_NCCL_H
 #define FSDP_FAKE_NCCL_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -16,12 +17,15 @@ typedef struct fake_nccl_plan {
     int rank;                  /* what follows is of this rank of any communicator; -1: of all */
     int fail_at, fail_code;    /* its n-th collective (1: the first) returns this ncclResult_t */
     int hang_at;               /* its n-th collective returns only when the communicator is aborted */
+    int connect_at, connect_ms;        /* its n-th collective takes so long to return */
     int fail_part;             /* of a collective that is a group of calls, the first that does; 0: all */
     int async_at, async_code;  /* its n-th collective never runs, and this is found later */
     int init_code;             /* of ncclCommInitRankConfig, at once */
     int init_async_code;       /* the same, found later */
     int split_at, split_code;  /* its n-th ncclCommSplit returns this; rank is that in the parent */
     bool init_hangs, split_hangs;      /* the latter: the n-th split */
+    bool root_runs_ahead;      /* a broadcast is done for its root as soon as that has come */
+    atomic_bool destroy_hangs; /* ncclCommDestroy of one that blocks, as long as this is set */
     bool is_alone;             /* ranks are processes: communicators are made, and no call ends */
     const char *last_error;    /* of ncclGetLastError */
 } fake_nccl_plan;

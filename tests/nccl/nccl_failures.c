@@ -2,7 +2,8 @@
  * Failures over the fake NCCL: every rank ends, each with an error that names the rank at fault, and nothing
  * is left. Deadlines of a minute mean that the end does not come from the deadline.
  *
- * usage: nccl_failures [hosts] [CASE], where with `hosts` beats go through one rank per host
+ * usage: nccl_failures [hosts|old] [CASE], where with `hosts` beats go through one rank per host, and with
+ * `old` cases that depend on the version run over an NCCL that aborts one communicator at a time
  */
 #include "tests/nccl/nccl_ranks.h"
 
@@ -21,15 +22,19 @@ enum {
     SHORT_MS = 1000,
     PATIENT_MS = 8000,
     SYSTEM_ERROR = 2,
-    CALLS = 3
+    CALLS = 3,
+    OLD_VERSION = 22105
 };
 
 static fake_nccl_control *fake;
 static bool has_hosts;
+static int version; /* the library is opened once */
 
 static void plan(fake_nccl_plan wanted)
 {
     fake->plan = wanted;
+    if (wanted.version == 0)
+        fake->plan.version = version;
 }
 
 /* Each rank's status, and a text that its error has. */
@@ -410,6 +415,60 @@ static void frees_memory_in_a_call(void)
                FSDP_ERR_PEER, -1, "got no result from NCCL within 1 s, though all ranks came");
 }
 
+/* Rank 2 comes to nothing: rank 0 waits for it, and after that work of its stream for rank 1 in another
+ * group, which has no deadline of its own yet. */
+static fsdp_status wait_in_two_groups(nccl_rank *rank, fsdp_error *err)
+{
+    fsdp_comm *pair = NULL;
+    FSDP_TRY(rank->transport->ops->comm_create(rank->transport, (int[]){0, 1}, 2, 1, &pair, err));
+    nccl_rank in_pair = *rank;
+    in_pair.comm = pair;
+    fsdp_status status = FSDP_OK;
+    if (rank->rank != 2)
+        status = give_call(rank, err);
+    if (rank->rank == 0 && status == FSDP_OK)
+        status = give_call(&in_pair, err);
+    if (status == FSDP_OK && pair)
+        status = await_failure(&in_pair, err);
+    if (rank->rank == 2)
+        status = await_failure(rank, err);
+    fsdp_comm_free(pair);
+    return status;
+}
+
+static void ends_all_groups_at_once(void)
+{
+    plan((fake_nccl_plan){.rank = -1});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = SHORT_MS, .body = wait_in_two_groups},
+               FSDP_ERR_PEER, 2,
+               "rank 2 did not come within 1 s to all_reduce of 8 f32 for layers.1 (call 1)");
+}
+
+/* With work of two groups on its GPU. */
+static fsdp_status leave_two_groups(nccl_rank *rank, fsdp_error *err)
+{
+    fsdp_comm *pair = NULL;
+    FSDP_TRY(rank->transport->ops->comm_create(rank->transport, (int[]){0, 1}, 2, 1, &pair, err));
+    nccl_rank in_pair = *rank;
+    in_pair.comm = pair;
+    fsdp_status status = FSDP_OK;
+    if (rank->rank == 0)
+        status = give_call(&in_pair, err);
+    if (rank->rank == 0 && status == FSDP_OK)
+        status = give_call(rank, err);
+    if (status == FSDP_OK)
+        status = leave_with_code(rank, err);
+    fsdp_comm_free(pair);
+    return status;
+}
+
+static void leaves_two_groups(void)
+{
+    plan((fake_nccl_plan){.rank = -1});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = leave_two_groups},
+               FSDP_ERR_PEER, 0, "rank 0 has left with exit code 3 (not found): no corpus");
+}
+
 static fsdp_status be_busy(nccl_rank *rank, fsdp_error *err)
 {
     const struct timespec busy = {.tv_sec = 1, .tv_nsec = 500000000};
@@ -484,6 +543,90 @@ static void starts_slowly(void)
         FSDP_OK, 0, "");
 }
 
+static fsdp_status call_twice_and_sync(nccl_rank *rank, fsdp_error *err)
+{
+    FSDP_TRY(give_call(rank, err));
+    FSDP_TRY(give_call(rank, err));
+    return rank->device->ops->sync(rank->device->ops->record(rank->stream), err);
+}
+
+/* NCCL connects for longer than a deadline in a later call, on all ranks or on one for which the others wait
+ * in their streams. */
+static void connects_slowly(void)
+{
+    for (int rank = -1; rank < 2; rank += 2) {
+        plan((fake_nccl_plan){.rank = rank, .connect_at = 2, .connect_ms = 5 * SHORT_MS / 2});
+        expect_all(&(nccl_world){.size = RANKS,
+                                 .deadline_ms = SHORT_MS,
+                                 .creation_ms = LONG_MS,
+                                 .body = call_twice_and_sync},
+                   FSDP_OK, 0, "");
+    }
+}
+
+/* The root of a broadcast does not wait for a rank that connects for it, but for its next call. */
+static fsdp_status run_ahead(nccl_rank *rank, fsdp_error *err)
+{
+    static float data[RANKS][8];
+    const fsdp_collective call = {.kind = FSDP_BROADCAST,
+                                  .dtype = FSDP_F32,
+                                  .in = data[rank->rank],
+                                  .out = data[rank->rank],
+                                  .count = 8,
+                                  .unit = "layers.1",
+                                  .stream = rank->stream};
+    FSDP_TRY(fsdp_comm_run(rank->comm, &call, err));
+    return call_twice_and_sync(rank, err);
+}
+
+static void connects_slowly_behind_the_root(void)
+{
+    plan((fake_nccl_plan){
+        .rank = 1, .connect_at = 1, .connect_ms = 5 * SHORT_MS / 2, .root_runs_ahead = true});
+    expect_all(
+        &(nccl_world){
+            .size = RANKS, .deadline_ms = SHORT_MS, .creation_ms = LONG_MS, .body = run_ahead},
+        FSDP_OK, 0, "");
+}
+
+/* Rank 1 never comes to a call for which the others have connected. */
+static void connects_for_a_missing_rank(void)
+{
+    plan((fake_nccl_plan){.rank = 0, .connect_at = 2, .connect_ms = LONG_MS});
+    expect_all(
+        &(nccl_world){
+            .size = RANKS, .deadline_ms = SHORT_MS, .creation_ms = LONG_MS, .body = stay_away},
+        FSDP_ERR_PEER, 1,
+        "rank 1 did not come within 1 s to all_reduce of 8 f32 for layers.1 (call 2)");
+}
+
+static void end_destroys(void)
+{
+    atomic_store(&fake->plan.destroy_hangs, false);
+}
+
+/* Ranks leave although NCCL does not end their communicators. */
+static void never_ends_a_communicator(void)
+{
+    plan((fake_nccl_plan){.rank = -1, .destroy_hangs = true});
+    expect_all(
+        &(nccl_world){
+            .size = RANKS, .deadline_ms = SHORT_MS, .body = call_once, .at_end = end_destroys},
+        FSDP_OK, 0, "");
+}
+
+static void shares_resources(void)
+{
+    plan((fake_nccl_plan){.rank = -1});
+    setenv("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1", 1);
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = never_called},
+               FSDP_ERR_USAGE, -1, "NCCL_COMM_SPLIT_SHARE_RESOURCES is 1");
+    setenv("NCCL_COMM_SPLIT_SHARE_RESOURCES", "0", 1);
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = call_once}, FSDP_OK, 0,
+               "");
+    unsetenv("NCCL_COMM_SPLIT_SHARE_RESOURCES");
+}
+
 static fsdp_status create_pair(nccl_rank *rank, fsdp_error *err)
 {
     fsdp_comm *pair = NULL;
@@ -548,22 +691,39 @@ static const test_case cases[] = {
     {"hangs_in_a_call", hangs_in_a_call},
     {"blocks_in_a_call", blocks_in_a_call},
     {"frees_memory_in_a_call", frees_memory_in_a_call},
+    {"two_groups", ends_all_groups_at_once},
+    {"leaves_two_groups", leaves_two_groups},
     {"busy", is_busy},
     {"no_gpu", has_no_gpu},
     {"shares_a_gpu", shares_a_gpu},
     {"hangs_at_the_start", hangs_at_the_start},
     {"starts_slowly", starts_slowly},
+    {"connects_slowly", connects_slowly},
+    {"connects_slowly_behind_the_root", connects_slowly_behind_the_root},
+    {"connects_for_a_missing_rank", connects_for_a_missing_rank},
+    {"never_ends", never_ends_a_communicator},
+    {"shares_resources", shares_resources},
     {"fails_at_a_split", fails_at_a_split},
     {"hangs_in_a_split", hangs_in_a_split},
 };
+
+static bool is_of_old(const test_case *one)
+{
+    return one->run == ends_all_groups_at_once || one->run == leaves_two_groups ||
+           one->run == never_ends_a_communicator || one->run == hangs_in_a_split;
+}
 
 int main(int argc, char **argv)
 {
     fake = fake_nccl_of();
     has_hosts = argc > 1 && strcmp(argv[1], "hosts") == 0;
-    argv += has_hosts;
-    argc -= has_hosts;
+    const bool is_old = argc > 1 && strcmp(argv[1], "old") == 0;
+    version = is_old ? OLD_VERSION : 0;
+    argv += has_hosts || is_old;
+    argc -= has_hosts || is_old;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        if (is_old && !is_of_old(&cases[i]))
+            continue;
         if (argc > 1 && strcmp(argv[1], cases[i].name) != 0)
             continue;
         printf("%s\n", cases[i].name);

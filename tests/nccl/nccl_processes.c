@@ -1,8 +1,8 @@
 /*
- * Ranks as processes: one that is killed in a collective is named by the others (over the fake NCCL); and the
- * real NCCL, where there is one, goes as far as it can without a GPU.
+ * Ranks as processes: one that is killed or stopped in a collective is named by the others (over the fake
+ * NCCL); and the real NCCL, where there is one, goes as far as it can without a GPU.
  *
- * usage: nccl_processes [real|hosts]: with `hosts` beats go through one rank per host
+ * usage: nccl_processes [real|hosts|stopped]: with `hosts` and `stopped` beats go through one rank per host
  */
 #include "tests/nccl/nccl_ranks.h"
 
@@ -10,11 +10,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "runtime/bootstrap/rendezvous.h"
+#include "runtime/comm_message/message_transport.h"
+#include "runtime/comm_message/p2p_tcp.h"
 #include "runtime/comm_nccl/nccl_library.h"
 #include "tests/support/ranks/rank_processes.h"
 
-enum { SKIPPED = 77, DEADLINE_MS = 60000 };
+enum { SKIPPED = 77, DEADLINE_MS = 60000, STOPPED_MS = 2000, STOPPED_RANKS = 6 };
 
 static bool has_hosts;
 static int killed;
@@ -87,6 +91,102 @@ static int names_a_killed_rank(void)
     return 0;
 }
 
+/* --- stopped ranks ------------------------------------------------------------------------------ */
+
+static int listener = -1, port; /* of rank 0, opened by the parent */
+
+static fsdp_status find(void *context, char host_out[FSDP_HOST_SIZE], int *port_out,
+                        int64_t until_ms, fsdp_error *err)
+{
+    (void)context;
+    (void)until_ms;
+    (void)err;
+    snprintf(host_out, FSDP_HOST_SIZE, "%s", FSDP_LOOPBACK);
+    *port_out = port;
+    return FSDP_OK;
+}
+
+/* Over TCP, as between hosts: over shared memory a rank sees for whom another one waits. */
+static fsdp_status connect_tcp(rank_process *process, fsdp_error *err)
+{
+    fsdp_p2p *p2p = NULL;
+    fsdp_transport *tcp = NULL;
+    fsdp_ctl *ctl = NULL;
+    const fsdp_rendezvous_spec spec = {.rank = process->rank,
+                                       .size = process->size,
+                                       .job = "stopped",
+                                       .is_one_host = true,
+                                       .deadline_ms = DEADLINE_MS,
+                                       .listener = process->rank == 0 ? listener : -1,
+                                       .find = find};
+    if (process->rank > 0)
+        fsdp_socket_close(&listener);
+    fsdp_comm_free(process->comm);
+    process->comm = NULL;
+    process->transport->ops->close(process->transport);
+    process->transport = NULL;
+    FSDP_TRY(fsdp_rendezvous(&spec, &ctl, err));
+    fsdp_ctl_free(process->ctl);
+    process->ctl = ctl;
+    FSDP_TRY(fsdp_p2p_tcp(process->ctl, STOPPED_MS, &p2p, err));
+    FSDP_TRY(fsdp_transport_message(process->ctl, p2p, STOPPED_MS, &tcp, err));
+    process->transport = tcp;
+    return FSDP_OK;
+}
+
+static fsdp_status be_stopped(rank_process *process, fsdp_error *err)
+{
+    nccl_rank rank = {0};
+    fake_nccl_of()->plan = (fake_nccl_plan){.rank = -1, .is_alone = true};
+    FSDP_TRY(connect_tcp(process, err));
+    fsdp_status status = connect_nccl(process, &rank, err);
+    if (status == FSDP_OK)
+        status = give_call(&rank, err);
+    if (rank.rank == killed)
+        raise(SIGSTOP);
+    if (status == FSDP_OK)
+        status = await_failure(&rank, err);
+    release(process, &rank);
+    return status;
+}
+
+static void await_others(const rank_processes *ranks)
+{
+    for (int i = 0; i < ranks->size; i++)
+        while (i != killed && !((volatile rank_result *)ranks->results)[i].is_done)
+            nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+}
+
+/* Ranks of the other host, and of the same one, name it, and no rank that waits for it. */
+static void names_a_stopped_rank(void)
+{
+    rank_processes ranks = {.size = STOPPED_RANKS, .deadline_ms = DEADLINE_MS, .body = be_stopped};
+    rank_result results[STOPPED_RANKS];
+    char wrong[64];
+    fsdp_error why = {0};
+    expect(fsdp_socket_listen(FSDP_LOOPBACK, 0, &listener, &why) == FSDP_OK, "a listener",
+           why.text);
+    port = fsdp_socket_port(listener);
+    start_rank_processes(&ranks);
+    fsdp_socket_close(&listener);
+    await_others(&ranks);
+    kill(ranks.pids[killed], SIGKILL);
+    finish_rank_processes(&ranks, results);
+    for (int i = 0; i < STOPPED_RANKS; i++) {
+        const fsdp_error *err = &results[i].err;
+        snprintf(wrong, sizeof wrong, "rank %d names rank %d, which is stopped", i, killed);
+        if (i != killed)
+            expect(results[i].status == FSDP_ERR_PEER && err->rank == killed, wrong, err->text);
+    }
+}
+
+static int names_stopped_ranks(void)
+{
+    for (killed = 0; killed < STOPPED_RANKS - 1; killed++)
+        names_a_stopped_rank();
+    return 0;
+}
+
 /* --- the real one --------------------------------------------------------------------------------- */
 
 static fsdp_status bootstrap(rank_process *process, fsdp_error *err)
@@ -126,9 +226,12 @@ static int goes_up_to_the_device(void)
 int main(int argc, char **argv)
 {
     const bool is_real = argc > 1 && strcmp(argv[1], "real") == 0;
-    has_hosts = argc > 1 && strcmp(argv[1], "hosts") == 0;
+    const bool is_stopped = argc > 1 && strcmp(argv[1], "stopped") == 0;
+    has_hosts = is_stopped || (argc > 1 && strcmp(argv[1], "hosts") == 0);
     if (is_real)
         return goes_up_to_the_device();
+    if (is_stopped)
+        return names_stopped_ranks();
     if (!has_hosts) {
         killed = 1;
         return names_a_killed_rank();

@@ -24,6 +24,7 @@ typedef struct nccl_world {
     bool check;
     fsdp_status (*body)(nccl_rank *rank, fsdp_error *err);     /* after a successful creation */
     void *context;
+    void (*at_end)(void);      /* when all ranks have ended; NULL: nothing */
 } nccl_world;
 
 enum { NCCL_MOST_RANKS = 8 };
