@@ -250,6 +250,19 @@ FSDP_API void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int num
 FSDP_API bool fsdp_checkpoint_stored_box_at(const fsdp_checkpoint *checkpoint, size_t entry,
                                             size_t number, fsdp_box *box_out, int *file_out);
 
+/* A run of bytes in a file. */
+typedef struct fsdp_file_range {
+    const char *path;          /* as it can be opened; lives as long as the checkpoint */
+    int64_t offset, size;
+} fsdp_file_range;
+
+/* Finds the bytes of a tensor entry, or of the tensor of an alias, in a checkpoint of another program, for
+ * programs that map files: true if they lie in one file, in one run, and as fsdp_checkpoint_read returns
+ * them. Nothing compares them with a checksum, and the file may change. Returns false for all other tensors
+ * and for native checkpoints, whose blocks are checked while they are read. */
+FSDP_API bool fsdp_checkpoint_plain_bytes(const fsdp_checkpoint *checkpoint, size_t entry,
+                                          fsdp_file_range *range_out);
+
 /* Reads any box of a tensor entry, packed row-major, into data. FSDP_ERR_DAMAGED names the tensor and the
  * block if a hash differs. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_read(fsdp_checkpoint *checkpoint, size_t entry,

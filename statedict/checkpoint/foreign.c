@@ -538,6 +538,39 @@ bool fsdp_checkpoint_stored_box_at(const fsdp_checkpoint *checkpoint, size_t ent
            stored_box(checkpoint, entry, number, box_out, file_out);
 }
 
+/* --- bytes for maps ----------------------------------------------------------------------------- */
+
+/* True for strides of a packed row-major box. */
+static bool is_packed(const fsdp_source_tensor *tensor, const int64_t *strides)
+{
+    int64_t packed[FSDP_MAX_DIMS];
+    fsdp_box_strides(tensor->ndim, tensor->shape, packed);
+    for (int d = 0; strides && d < tensor->ndim; d++)
+        if (tensor->shape[d] > 1 &&
+            strides[d] != packed[d] * (int64_t)fsdp_dtype_size(tensor->dtype))
+            return false;
+    return true;
+}
+
+bool fsdp_checkpoint_plain_bytes(const fsdp_checkpoint *checkpoint, size_t entry,
+                                 fsdp_file_range *range_out)
+{
+    if (!checkpoint || !range_out || checkpoint->ops != &foreign_ops ||
+        entry >= fsdp_sd_count(checkpoint->manifest.sd) ||
+        fsdp_sd_at(checkpoint->manifest.sd, entry)->kind == FSDP_ENTRY_VALUE)
+        return false;
+    entry = fsdp_sd_tensor_of(checkpoint->manifest.sd, entry);
+    const fsdp_source_tensor *tensor = tensor_of(checkpoint, entry);
+    const fsdp_source_chunk *chunk = tensor->chunks;
+    int64_t size = fsdp_entry_bytes(fsdp_sd_at(checkpoint->manifest.sd, entry));
+    if (tensor->is_missing || tensor->chunk_count != 1 || chunk->file < 0 || chunk->stream >= 0 ||
+        chunk->fix || size == 0 || !is_packed(tensor, chunk->strides))
+        return false;
+    *range_out = (fsdp_file_range){fsdp_source_file_path(checkpoint->source, (size_t)chunk->file),
+                                   chunk->offset, size};
+    return true;
+}
+
 /* --- opening ---------------------------------------------------------------------------------- */
 
 static fsdp_status add_tensor(fsdp_checkpoint *checkpoint, const fsdp_source_tensor *tensor,

@@ -102,6 +102,37 @@ class Arrays(unittest.TestCase):
             one[0] = 9
             self.assertEqual(two[0, 0], 0)
 
+    def test_plain_bytes_are_mapped(self):
+        for name in ("a.safetensors", "a.pt", "a.npz"):
+            path = self.path + name
+            fsdp.convert(self.path, path, drop="dtype:c128")
+            with fsdp.open(path) as checkpoint, fsdp.open(path, mmap=False) as copied:
+                for key in checkpoint.keys():
+                    with self.subTest(name=name, key=key):
+                        one, two, read = (side.get_tensor(key) for side in (checkpoint, checkpoint, copied))
+                        self.assertTrue(numpy.array_equal(one, self.state[key]))
+                        self.assertTrue(numpy.array_equal(read, self.state[key]))
+                        if len(checkpoint._maps) and name == "a.safetensors":
+                            self.assertIsInstance(one.base.base, memoryview)
+            with open(path, "rb") as file:
+                before = file.read()
+            one[...] = 0  # private memory, after the close
+            self.assertEqual(float(numpy.abs(one).sum()), 0.0)
+            with open(path, "rb") as file:
+                self.assertEqual(file.read(), before)
+
+    def test_a_map_reads_only_what_is_touched(self):
+        """Opening a tensor of 64 MiB and reading one element takes no 64 MiB of memory."""
+        path = self.path + "-large.safetensors"
+        fsdp.save({"w": numpy.zeros(16 << 20, "f4")}, path)
+        code = ("import fsdp, numpy, sys\nfrom resource import RUSAGE_SELF, getrusage\n"
+                "before = getrusage(RUSAGE_SELF).ru_maxrss\n"
+                "w = fsdp.open(sys.argv[1]).get_tensor('w')\nassert w[5] == 0\n"
+                "print(getrusage(RUSAGE_SELF).ru_maxrss - before)")
+        command = [sys.executable, "-c", code, path]
+        grown = int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+        self.assertLess(grown, 16 << 10)
+
     def test_address(self):
         self.assertEqual(_arrays.address(self.state["f32"]), self.state["f32"].ctypes.data)
         self.assertEqual(ctypes.string_at(_arrays.address(self.state["u8"]), 6), b"\0\1\0\1\0\1")

@@ -1,7 +1,8 @@
-"""The examples of docs/python.md and of the docstrings run as they are printed."""
+"""The examples of docs/python.md, of the README and of docstrings run as they are printed."""
 
 import doctest
 import os
+import runpy
 import tempfile
 import unittest
 
@@ -22,6 +23,10 @@ class Docs(unittest.TestCase):
         failed, tried = doctest.testfile(PAGE, module_relative=False, optionflags=FLAGS)
         self.assertEqual(failed, 0)
         self.assertGreater(tried, 20)
+
+    def test_example_of_the_readme(self):
+        result = runpy.run_path(os.path.join(os.environ["FSDP_SOURCE"], "docs", "examples", "tour.py"))
+        self.assertEqual(result["rows"].shape, (10, 8))
 
     def test_docstrings(self):
         tried = 0

@@ -14,7 +14,8 @@ from ._library import (CancelledError, DamagedError, Error, ExistsError, InputOu
 from ._tasks import (Difference, Differences, Entry, Finding, Plan, Report, Run, convert, diff, load, ls,
                      plan, save, verify)
 
-def open(path, *, framework=None, device="cpu", dequantize=False, map=None, verify=None, **options):
+def open(path, *, framework=None, device="cpu", dequantize=False, map=None, verify=None, mmap=True,
+         **options):
     """Opens a checkpoint of any format; a run stands for its newest good step.
 
     framework   "numpy" (the default where it is installed), "torch" or "array"
@@ -22,6 +23,8 @@ def open(path, *, framework=None, device="cpu", dequantize=False, map=None, veri
     dequantize  quantized tensors of GGUF become floating numbers
     map         names of another framework: a built-in map or the path of a map file (docs/maps.md)
     verify      compare blocks with their checksums: by default for whole tensors, not for slices
+    mmap        tensors of formats without checksums are private memory over their file, which is read when it
+                is touched
     options     members of fsdp_open_opts (checkpoint.h): format, allow_missing, variant, whole, like, ...
 
     >>> import numpy
@@ -31,7 +34,7 @@ def open(path, *, framework=None, device="cpu", dequantize=False, map=None, veri
     (['w'], [0.0, 1.0, 0.0])
     """
     return Checkpoint(path, framework=framework, device=device, dequantize=dequantize, map=map, verify=verify,
-                      **options)
+                      mmap=mmap, **options)
 
 
 def safe_open(path, framework=None, device="cpu", **options):

@@ -138,7 +138,8 @@ class Run:
 
 def open(
     path: _Path, *, framework: _Framework | None = ..., device: Any = ..., dequantize: bool = ...,
-    map: _Path | None = ..., verify: bool | None = ..., format: str = ..., allow_missing: str = ...,
+    map: _Path | None = ..., verify: bool | None = ..., mmap: bool = ..., format: str = ...,
+    allow_missing: str = ...,
     variant: str = ..., void_as: str = ..., like: _Path = ..., as_stored: bool = ..., whole: bool = ...,
     memory: int = ..., follow_links: bool = ..., limits_only: bool = ...,
 ) -> Checkpoint: ...

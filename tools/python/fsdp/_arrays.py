@@ -244,6 +244,13 @@ def over(framework, dtype, shape, buffer):
     return array.torch() if framework == "torch" else array.numpy() if framework == "numpy" else array
 
 
+def reshape(array, shape):
+    """The same memory in another shape."""
+    if isinstance(array, Array):
+        return Array(array._dtype, shape, array._buffer)
+    return array.reshape(shape)
+
+
 def address(array):
     if isinstance(array, Array):
         return array._address

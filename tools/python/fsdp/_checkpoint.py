@@ -10,12 +10,13 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from mmap import ACCESS_COPY, mmap as map_file
 from typing import NamedTuple
 
 from . import _arrays as arrays
 from . import _bindings as c
 from ._library import UsageError, call, lib
-from ._options import open_options
+from ._options import flag as options_flag, open_options
 from ._values import keys_of, name_of, raw_of, text_of, to_python
 
 GAP_BYTES = 4096  # elements that a step skips are read and dropped if they are fewer bytes than this ...
@@ -136,15 +137,8 @@ def _halves(ranges, dim):
 class Checkpoint:
     """An opened checkpoint, as fsdp.open returns it. Several threads may read from it at once."""
 
-    def __init__(self,
-                 path,
-                 *,
-                 framework=None,
-                 device="cpu",
-                 dequantize=False,
-                 map=None,
-                 verify=None,
-                 **options):
+    def __init__(self, path, *, framework=None, device="cpu", dequantize=False, map=None, verify=None,
+                 mmap=True, **options):
         self._framework, self._device, self._verify = framework and arrays.framework_named(
             framework), device, verify
         if device != "cpu" and self._framework is None:
@@ -153,6 +147,7 @@ class Checkpoint:
             raise UsageError(f"device '{device}' needs framework='torch'", c.FSDP_ERR_USAGE)
         self._handle, self._prefetched, self._pool = ctypes.c_void_p(), {}, None
         self._readers, self._idle = 0, threading.Condition()
+        self._mmap, self._maps = options_flag("mmap", mmap), {}
         self.path = str(path)
         opts = open_options(options)
         call(lib.fsdp_checkpoint_open, os.fsencode(path), ctypes.byref(opts), ctypes.byref(self._handle))
@@ -171,7 +166,7 @@ class Checkpoint:
         if pool:
             pool.stop()
         with self._idle:
-            handle, self._handle = self._handle, None
+            handle, self._handle, self._maps = self._handle, None, {}
             self._idle.wait_for(lambda: self._readers == 0)
         if handle:
             lib.fsdp_checkpoint_close(handle)
@@ -358,25 +353,42 @@ class Checkpoint:
     def _read(self, tensor, ranges):
         """Reads elements of a tensor, one range per dim."""
         framework = self._framework = self._framework or arrays.default_framework()
-        if arrays.is_blocks(tensor._dtype) and ranges and ranges[-1].step != 1:
-            raise UsageError(
-                "a quantized tensor cannot be read with a step in its last dim; open the checkpoint with "
-                "dequantize=True", c.FSDP_ERR_USAGE)
-        whole = all(r.length == length and r.step == 1 and not r.drops
-                    for r, length in zip(ranges, tensor.shape))
-        array = self._read_box(framework,
-                               tensor,
-                               ranges,
-                               verify=whole if self._verify is None else self._verify)
-        shape = [r.length for r in ranges if not r.drops]
         dtype = tensor._dtype
+        if arrays.is_blocks(dtype) and ranges and ranges[-1].step != 1:
+            raise UsageError("a quantized tensor has no steps in its last dim; open with dequantize=True",
+                             c.FSDP_ERR_USAGE)
+        whole = all(r.length == n and r.step == 1 and not r.drops for r, n in zip(ranges, tensor.shape))
+        array = self._map(framework, tensor) if whole else None
+        if array is None:
+            verify = whole if self._verify is None else self._verify
+            array = self._read_box(framework, tensor, ranges, verify)
+        shape = [r.length for r in ranges if not r.drops]
         if arrays.is_blocks(dtype) and shape and not ranges[-1].drops:
             shape[-1] *= dtype.size
         elif arrays.is_blocks(dtype):
             shape.append(dtype.size)
-        array = array.reshape(shape) if framework != "array" else arrays.Array(
-            array._dtype, shape, array._buffer)
+        array = arrays.reshape(array, shape)
         return array.to(self._device) if self._device != "cpu" else array
+
+    def _map(self, framework, tensor):
+        """The tensor as private memory over its file; None if its bytes are not plain and aligned there."""
+        found = c.fsdp_file_range()
+        with self._opened() as handle:
+            if not self._mmap or not lib.fsdp_checkpoint_plain_bytes(handle, tensor._index,
+                                                                     ctypes.byref(found)):
+                return None
+            path = found.path
+        if found.offset % min(tensor._dtype.size, 16):
+            return None
+        with self._idle:
+            if path not in self._maps:
+                with open(path, "rb") as file:
+                    self._maps[path] = map_file(file.fileno(), 0, access=ACCESS_COPY)
+            whole = self._maps[path]
+        if found.offset + found.size > len(whole):
+            return None  # the file has shrunk: reading it says so
+        data = memoryview(whole)[found.offset:found.offset + found.size]
+        return arrays.over(framework, tensor._dtype, tensor.shape, data)
 
     def _read_box(self, framework, tensor, ranges, verify):
         """Reads a box with steps: dim by dim, without the elements that a step skips where they are many."""
