@@ -1,6 +1,6 @@
 /*
  * Shared by the files of fsdp-convert: convert_options.c (the command line, the format of the result),
- * convert_report.c (plan and results), convert_next.c and convert_advice.c (suggested commands).
+ * convert_report.c (plan, results, and the command that compares), convert_advice.c (suggested commands).
  * In come options and the library's plan, out comes text. Only fsdp_convert.c calls this room; the conversion
  * and the sentences of its notes are the library's.
  */
@@ -46,10 +46,6 @@ const fsdp_format *convert_target(const convert_options *opts);
 
 /* --- convert_report.c ------------------------------------------------------------------------- */
 
-/* Returns the first note of a kind; NULL: the plan has none. */
-const fsdp_convert_note *convert_find_note(const fsdp_convert_plan *plan, fsdp_note_kind kind);
-/* Adds the options with which fsdp-diff finds values and the values that they were cast to equal. */
-void convert_add_tolerance(fsdp_text *text, const fsdp_cast_report *cast);
 /* Adds the plan for people, with the lines of its notes. */
 void convert_add_plan(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 /* Says the notes that a person does not expect, before a run. */
@@ -65,8 +61,6 @@ void convert_add_json(fsdp_text *text, const convert_options *opts, const fsdp_c
 void convert_add_digest(fsdp_text *text, bool json, const char *name, const uint8_t digest[32]);
 void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan,
                       const convert_outcome *outcome);
-
-/* --- convert_next.c ----------------------------------------------------------------------------- */
 
 /* Adds "next  fsdp-diff SRC DST ...", which finds both equal after a correct conversion; nothing where no
  * line of CLI_NEXT_MOST bytes does. Call after the run. */

@@ -4,6 +4,7 @@
  */
 #include "tools/ls/ls.h"
 #include "base/text.h"
+#include "base/values_shape.h"
 #include "kernels/digest.h"
 #include <fsdp/filter.h>
 #include <fsdp/stats.h>
@@ -207,12 +208,21 @@ static fsdp_status print_long(ls_listing *listing, fsdp_text *text)
     return FSDP_OK;
 }
 
+/* A box of a tensor, in values as ls_shape counts blocks. */
+static fsdp_box in_values(const fsdp_entry *tensor, const fsdp_box *box)
+{
+    fsdp_box shown = *box;
+    fsdp_dtype_to_values(tensor->dtype, box->ndim, box->lo, shown.lo);
+    fsdp_dtype_to_values(tensor->dtype, box->ndim, box->len, shown.len);
+    return shown;
+}
+
 /* --- shards ----------------------------------------------------------------------------------- */
 
 /* "[0:288, 0:768]" */
 static void add_box(fsdp_text *text, const fsdp_entry *tensor, const fsdp_box *stored)
 {
-    const fsdp_box shown = ls_box(tensor, stored), *box = &shown;
+    const fsdp_box shown = in_values(tensor, stored), *box = &shown;
     fsdp_text_add(text, "[", 1);
     for (int d = 0; d < box->ndim; d++)
         fsdp_text_addf(text, "%s%" PRId64 ":%" PRId64, d > 0 ? ", " : "", box->lo[d],
@@ -533,7 +543,7 @@ static void add_boxes(fsdp_text *text, const ls_listing *listing, const fsdp_ent
         for (size_t i = 0; i < boxes; i++) {
             fsdp_box box;
             fsdp_layout_box_at(&tensor->layout, tensor->ndim, tensor->shape, rank, i, &box);
-            box = ls_box(tensor, &box);
+            box = in_values(tensor, &box);
             fsdp_text_addf(text, "%s{\"rank\": %d, \"offset\": ", is_first ? "" : ", ", rank);
             add_numbers(text, box.ndim, box.lo);
             fsdp_text_addf(text, ", \"shape\": ");
@@ -555,7 +565,7 @@ static void add_places_json(fsdp_text *text, const ls_listing *listing, size_t n
          i++) {
         fsdp_checkpoint_file file;
         fsdp_checkpoint_file_at(listing->checkpoint, in, &file);
-        box = ls_box(fsdp_sd_at(listing->sd, number), &box);
+        box = in_values(fsdp_sd_at(listing->sd, number), &box);
         fsdp_text_addf(text, "%s{\"file\": ", i > 0 ? ", " : "");
         fsdp_text_add_json_shown(text, file.name, strlen(file.name));
         fsdp_text_addf(text, ", \"offset\": ");

@@ -48,9 +48,6 @@ fsdp_status ls_print_summary(ls_listing *listing, fsdp_text *text);
  * checkpoint. */
 void ls_shape(const fsdp_entry *tensor, int64_t shape_out[FSDP_MAX_DIMS]);
 
-/* A box of a tensor, in values as ls_shape counts blocks. */
-fsdp_box ls_box(const fsdp_entry *tensor, const fsdp_box *box);
-
 /* The layout of entry `number` in words: "shard dim 0 (288 per rank)", "replicated", ... */
 void ls_add_layout(fsdp_text *text, const ls_listing *listing, size_t number);
 

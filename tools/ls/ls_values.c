@@ -17,14 +17,6 @@ void ls_shape(const fsdp_entry *tensor, int64_t shape_out[FSDP_MAX_DIMS])
         shape_out[tensor->ndim - 1] = shape_out[tensor->ndim - 1] / 3 * 4;
 }
 
-fsdp_box ls_box(const fsdp_entry *tensor, const fsdp_box *box)
-{
-    fsdp_box shown = *box;
-    fsdp_dtype_to_values(tensor->dtype, box->ndim, box->lo, shown.lo);
-    fsdp_dtype_to_values(tensor->dtype, box->ndim, box->len, shown.len);
-    return shown;
-}
-
 static void add_hex_digest(fsdp_text *text, const void *data, size_t size)
 {
     fsdp_sha256 sha;
