@@ -25,8 +25,6 @@ typedef struct fsdp_tcp_parts {
     fsdp_rank_address *addresses;      /* of all ranks; NULL at rank 0 */
 } fsdp_tcp_parts;
 
-/* For parts that no control plane took; fds and addresses may be NULL. */
-void fsdp_tcp_parts_release(fsdp_tcp_parts *parts);
 fsdp_status fsdp_ctl_tcp(const fsdp_tcp_parts *parts, fsdp_ctl **ctl_out, fsdp_error *err);
 
 /* The host at which this rank reaches another one, and the job's digest. Returns false when it is not

@@ -1,6 +1,6 @@
 /*
  * The one accept loop: every socket on which a rank accepts connections of other ranks is a listener, over
- * TCP (rendezvous.c, ctl_tcp.c, p2p_tcp.c) or over Unix sockets (transport_shm.c).
+ * TCP (rendezvous.c, p2p_tcp.c) or over Unix sockets (transport_shm.c).
  *
  * In: a listening socket. Out: accepted connections with their hello, the first bytes of every connection,
  * which names the sender, the receiver, the job and the purpose. Until its hello is complete a connection is

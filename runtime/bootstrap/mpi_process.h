@@ -14,11 +14,7 @@ void fsdp_mpi_lock(void);
 void fsdp_mpi_unlock(void);
 /* With a lower level only the thread that initialised MPI may call it. */
 bool fsdp_mpi_may_call(void);
-/* True when any thread may call it. */
-bool fsdp_mpi_allows_threads(void);
 
-/* Initialises MPI unless that is done. */
-fsdp_status fsdp_mpi_begin(fsdp_error *err);
 /* A request may never complete: MPI_Finalize would block, and is not called. */
 void fsdp_mpi_mark_broken(void);
 
@@ -37,10 +33,6 @@ typedef struct fsdp_mpi_deferred {
 /* Defer takes `deferred`; reclaim frees what has completed. Both are called under the lock. */
 void fsdp_mpi_defer(fsdp_mpi_deferred *deferred);
 void fsdp_mpi_reclaim(void);
-
-/* Backs off after `tests` unsuccessful tests: polls, then yields, then sleeps longer and longer. False when
- * the time is over, but only after some tests: MPI moves data inside of them. */
-bool fsdp_mpi_keep_waiting(int tests, int64_t until_ms);
 
 fsdp_status fsdp_mpi_fail(fsdp_error *err, int code, const char *what);
 

@@ -3,10 +3,11 @@
  * and a deadline. Out: a control plane (ctl.h) of all ranks. runtime/launch calls it; collectives over the
  * network and between processes use its listeners and sockets.
  *
- *   rendezvous.c      the ranks of a job find each other over TCP; torchrun_store.c through torchrun's store
- *   ctl_tcp.c         the control plane over these connections; ctl_mpi.c over MPI
- *   listener.c        accepts connections and reads their hellos; socket.c has sockets with deadlines
- *   process_watch.c   watches processes of this host; mpi_process.c begins and ends MPI
+ *   rendezvous.c      the ranks of a job find each other over TCP; the control plane over these connections
+ *   torchrun_store.c  the ranks find rank 0 through torchrun's store
+ *   socket.c          sockets with deadlines; accepts connections and reads their hellos
+ *   process_watch.c   watches processes of this host
+ *   ctl_mpi.c         begins and ends MPI; the control plane over it
  *
  * The rendezvous: rank 0 listens, every other rank connects to it, sends its hello and receives the addresses
  * of all ranks. Out comes a control plane over TCP (ctl_tcp.h). It ends within a deadline; the error names

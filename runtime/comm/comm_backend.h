@@ -2,8 +2,8 @@
  * The interface between comm.c and its back ends. A transport is one rank's connection to all ranks of its
  * world (self, threads, shm, mpi, tcp, nccl); a communicator is a group of ranks on it. In: calls of comm.h
  * that comm.c has checked. Out: their results, or the first failure of the group. comm.c also poisons
- * communicators and composes operations that a back end lacks; comm_header.c builds and compares the headers
- * of calls. Rooms of back ends, the launcher and the world include this header.
+ * communicators, composes operations that a back end lacks, and builds and compares the headers of
+ * calls. Rooms of back ends, the launcher and the world include this header.
  */
 #ifndef FSDP_COMM_BACKEND_H
 #define FSDP_COMM_BACKEND_H
@@ -108,7 +108,7 @@ void fsdp_comm_view_out(const fsdp_collective *call, int size, const void **part
 void *fsdp_transport_alloc_pages(fsdp_transport *transport, size_t size);
 void fsdp_transport_free_pages(fsdp_transport *transport, void *data);
 
-/* --- headers (comm_header.c) ------------------------------------------------------------------ */
+/* --- headers ---------------------------------------------------------------------------------- */
 
 fsdp_comm_header fsdp_comm_head(const fsdp_comm *comm, const fsdp_collective *call);
 /* Returns the header of the creation of groups. */

@@ -3,9 +3,11 @@
  * barrier, compare the calls, run the steps, and pass a barrier after each. See comm_shared.h.
  */
 #include "runtime/comm_shared/comm_shared.h"
+#include "base/core/clock.h"
 #include "kernels/train/tensor.h"
 
 #include <string.h>
+#include <time.h>
 
 /* === the steps ================================================================================ */
 
@@ -577,6 +579,24 @@ static fsdp_status run_steps(const fsdp_comm *comm, shared_move *move, fsdp_erro
     return FSDP_OK;
 }
 
+bool fsdp_shared_heartbeat(shared_group *group)
+{
+    atomic_fetch_add(&group->block->slots[group->rank].heartbeats, 1);
+    return atomic_load(&group->block->failure.state) == 0;
+}
+
+/* After a failure: returns when no member reads buffers of this rank any more. */
+static void wait_for_readers(shared_group *group)
+{
+    enum { NAP_US = 50 };
+    int64_t until_ms = fsdp_now_ms() + group->transport->base.deadline_ms;
+    for (int i = 0; i < group->size; i++) {
+        while (i != group->rank && atomic_load(&group->block->slots[i].is_reading) &&
+               fsdp_now_ms() < until_ms)
+            nanosleep(&(struct timespec){.tv_nsec = NAP_US * 1000}, NULL);
+    }
+}
+
 /*
  * The caller gets its buffers back, so that no member may read them any more. Between processes a
  * late read is harmless: its reader finds the failure afterwards.
@@ -585,7 +605,7 @@ static void give_up(shared_group *group, const fsdp_error *why)
 {
     fsdp_shared_fail(group, why, true);
     if (group->transport->segment_size == 0)
-        fsdp_shared_wait_for_readers(group);
+        wait_for_readers(group);
 }
 
 fsdp_status fsdp_shared_run(fsdp_comm *comm, const fsdp_collective *call,

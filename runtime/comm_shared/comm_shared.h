@@ -124,14 +124,10 @@ fsdp_status fsdp_shared_await(shared_group *group, fsdp_error *err);
  * first fails after a failure. */
 fsdp_status fsdp_shared_begin_read(shared_group *group, fsdp_error *err);
 void fsdp_shared_end_read(shared_group *group);
-/* Called in long work. False when the group has failed and the work is pointless. */
-bool fsdp_shared_heartbeat(shared_group *group);
 
 /* Records the first failure of the group. is_local: it happened on this rank and its text names no other. */
 void fsdp_shared_fail(shared_group *group, const fsdp_error *why, bool is_local);
 bool fsdp_shared_has_failed(shared_group *group, fsdp_error *err_out);
-/* After a failure: returns when no member reads buffers of this rank any more. */
-void fsdp_shared_wait_for_readers(shared_group *group);
 /* This member reaches no further barrier. */
 void fsdp_shared_leave(shared_group *group);
 
@@ -142,7 +138,6 @@ void fsdp_shared_end_wait(shared_group *group);
  * stuck, or stopped: it did not come") and returns its world rank. was_in: the member had begun the call. */
 enum { FSDP_WAIT_TEXT = 192 };
 int fsdp_shared_find_missing(const shared_group *group, int member, bool was_in, char out[FSDP_WAIT_TEXT]);
-void fsdp_shared_unobserve(shared_transport *transport);
 /* An entry of fsdp_transport_ops, and its value for a rank; 0: it never was. */
 void fsdp_shared_set_busy(fsdp_transport *transport, int64_t until_ms);
 
@@ -173,6 +168,8 @@ fsdp_status fsdp_shared_run(fsdp_comm *comm, const fsdp_collective *call, const 
 void fsdp_shared_abort(fsdp_comm *comm, const fsdp_error *why);
 bool fsdp_shared_comm_has_failed(fsdp_comm *comm, fsdp_error *err_out);
 bool fsdp_shared_sees(const fsdp_comm *comm, int member, const void *data, size_t size);
+/* Called in long work. False when the group has failed and the work is pointless. */
+bool fsdp_shared_heartbeat(shared_group *group);
 
 /* --- shared_stream.c ---------------------------------------------------------------------------- */
 

@@ -190,13 +190,6 @@ void fsdp_shared_observe(fsdp_transport *transport, fsdp_ctl *ctl)
                                         .context = transport};
 }
 
-void fsdp_shared_unobserve(shared_transport *transport)
-{
-    if (transport->observed)
-        transport->observed->observer = (fsdp_ctl_observer){0};
-    transport->observed = NULL;
-}
-
 /* === the barrier ============================================================================== */
 
 enum { LONG_LOOK = 16, SHORT_LOOK = 32, SLICE_MS = 100, NAP_US = 50, WRITING_MS = 1000 };
@@ -506,22 +499,6 @@ fsdp_status fsdp_shared_begin_read(shared_group *group, fsdp_error *err)
 void fsdp_shared_end_read(shared_group *group)
 {
     atomic_store(&local_slot(group)->is_reading, 0);
-}
-
-bool fsdp_shared_heartbeat(shared_group *group)
-{
-    atomic_fetch_add(&local_slot(group)->heartbeats, 1);
-    return atomic_load(&group->block->failure.state) == 0;
-}
-
-void fsdp_shared_wait_for_readers(shared_group *group)
-{
-    int64_t until_ms = fsdp_now_ms() + group->transport->base.deadline_ms;
-    for (int i = 0; i < group->size; i++) {
-        while (i != group->rank && atomic_load(&group->block->slots[i].is_reading) &&
-               fsdp_now_ms() < until_ms)
-            nap();
-    }
 }
 
 void fsdp_shared_leave(shared_group *group)

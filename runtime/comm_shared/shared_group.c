@@ -10,6 +10,7 @@
 
 #include "base/core/mem.h"
 #include "base/core/pool.h"
+#include "statedict/ctl/ctl_backend.h"
 
 enum { SPINS = 2000 };
 
@@ -58,9 +59,17 @@ fsdp_status fsdp_shared_transport_init(shared_transport *transport, fsdp_error *
     return FSDP_OK;
 }
 
+/* The control plane may outlive the transport. */
+static void unobserve(shared_transport *transport)
+{
+    if (transport->observed)
+        transport->observed->observer = (fsdp_ctl_observer){0};
+    transport->observed = NULL;
+}
+
 void fsdp_shared_transport_release(shared_transport *transport)
 {
-    fsdp_shared_unobserve(transport);
+    unobserve(transport);
     release_group(&transport->world);
     fsdp_free(transport->world_ranks);
     fsdp_free(transport->bases);

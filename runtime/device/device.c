@@ -132,6 +132,7 @@ static fsdp_status fail_without_cuda(const char *name, fsdp_error *err)
 }
 #endif
 
+/* device_out NULL: finds out whether it can be opened. */
 static fsdp_status open_cuda(const char *name, const fsdp_device_rank *rank,
                              fsdp_device **device_out, fsdp_error *err)
 {
@@ -162,11 +163,7 @@ fsdp_status fsdp_device_find(const char *name, fsdp_error *err)
         return FSDP_OK;
     if (!is_cuda(name))
         return fail_unknown(name, err);
-#ifdef FSDP_HAVE_CUDA
-    return fsdp_device_cuda_find(name, err);
-#else
-    return fail_without_cuda(name, err);
-#endif
+    return open_cuda(name, &(fsdp_device_rank){0}, NULL, err);
 }
 
 void fsdp_device_close(fsdp_device *device)

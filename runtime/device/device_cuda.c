@@ -142,6 +142,7 @@ enum { RING = 1024, LEAST_MAJOR = 8, OPERATION = 96 };
 typedef struct cuda_device {
     fsdp_device head;
     fsdp_device_ops ops;
+    fsdp_device_kernels kernels;
     int rank, ordinal;
     fsdp_gpu gpu;
     int usual_priority, high_priority;
@@ -317,13 +318,6 @@ static fsdp_status choose(const char *name, int local_rank, int *ordinal_out, fs
     return check_age(name, *ordinal_out, gpu_out->uuid, err);
 }
 
-fsdp_status fsdp_device_cuda_find(const char *name, fsdp_error *err)
-{
-    fsdp_gpu gpu;
-    int ordinal;
-    return choose(name, 0, &ordinal, &gpu, err);
-}
-
 /* --- failures of a stream --------------------------------------------------------------------- */
 
 /* A GPU that has run out of memory or that is broken; anything else is a bug. */
@@ -409,7 +403,7 @@ void *fsdp_cuda_stream_workspace(fsdp_stream *head, size_t size)
     return stream->workspace;
 }
 
-void fsdp_cuda_stream_copy(fsdp_stream *head, void *to, const void *from, size_t size)
+static void copy(fsdp_stream *head, void *to, const void *from, size_t size)
 {
     cudaStream_t native = fsdp_cuda_stream_begin(head);
     if (native && size > 0)
@@ -417,7 +411,7 @@ void fsdp_cuda_stream_copy(fsdp_stream *head, void *to, const void *from, size_t
                              (int)cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, native));
 }
 
-void fsdp_cuda_stream_fill(fsdp_stream *head, void *to, int byte, size_t size)
+static void fill(fsdp_stream *head, void *to, int byte, size_t size)
 {
     cudaStream_t native = fsdp_cuda_stream_begin(head);
     if (native && size > 0)
@@ -712,13 +706,20 @@ fsdp_status fsdp_device_cuda(const char *name, const fsdp_device_rank *rank,
                              const fsdp_device_kernels *kernels, fsdp_device **device_out,
                              fsdp_error *err)
 {
+    int ordinal;
+    fsdp_gpu gpu;
+    if (!device_out)
+        return choose(name, rank->local_rank, &ordinal, &gpu, err);
     cuda_device *device = fsdp_alloc(1, sizeof *device);
     if (!device || pinned_init(&device->staging, alloc_pinned, dealloc_pinned) != 0) {
         fsdp_free(device);
         return fsdp_fail_memory(err, "a device");
     }
     device->ops = cuda_ops;
-    device->ops.kernels = kernels;
+    device->kernels = *kernels;
+    device->kernels.copy = copy;
+    device->kernels.fill = fill;
+    device->ops.kernels = &device->kernels;
     device->head.ops = &device->ops;
     device->rank = rank->rank;
     fsdp_status status = choose(name, rank->local_rank, &device->ordinal, &device->gpu, err);

@@ -12,13 +12,12 @@
 #include "runtime/device/device.h"
 
 /* "cuda": GPU local_rank of this host, modulo their number; "cuda:N": that one. FSDP_ERR_USAGE names what is
- * missing, where it was sought and what to do. */
+ * missing, where it was sought and what to do. kernels: all but copy and fill, which are CUDA's own.
+ * device_out NULL: finds out whether there are a driver and a GPU that is new enough, and opens nothing. */
 fsdp_status fsdp_device_cuda(const char *name, const fsdp_device_rank *rank,
                              const fsdp_device_kernels *kernels, fsdp_device **device_out, fsdp_error *err);
-/* Whether there are a driver and a GPU that is new enough. */
-fsdp_status fsdp_device_cuda_find(const char *name, fsdp_error *err);
 
-extern const fsdp_device_kernels fsdp_device_cuda_kernels;
+extern const fsdp_device_kernels fsdp_device_cuda_kernels;     /* without copy and fill */
 
 enum { FSDP_CUDA_DRIVER = 64 };
 /* Spells what a runtime of CUDA (12090: 12.9) needs: "NVIDIA driver 530.30.02 or later". Returns the CUDA
@@ -35,9 +34,5 @@ void fsdp_cuda_stream_end(fsdp_stream *stream, const char *kernel, size_t size, 
 /* Device memory for what kernels of the stream hand to each other, valid until the next call. NULL: there is
  * none, which is the stream's failure now. */
 void *fsdp_cuda_stream_workspace(fsdp_stream *stream, size_t size);
-
-/* Two kernels that are CUDA's own. */
-void fsdp_cuda_stream_copy(fsdp_stream *stream, void *to, const void *from, size_t size);
-void fsdp_cuda_stream_fill(fsdp_stream *stream, void *to, int byte, size_t size);
 
 #endif

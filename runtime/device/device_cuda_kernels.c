@@ -163,8 +163,6 @@ static void hashes(fsdp_stream *stream, const fsdp_span *spans, size_t n, fsdp_h
 }
 
 const fsdp_device_kernels fsdp_device_cuda_kernels = {
-    .copy = fsdp_cuda_stream_copy,
-    .fill = fsdp_cuda_stream_fill,
     .rects = rects,
     .copy_boxes = copy_boxes,
     .cast = cast,

@@ -2,14 +2,12 @@
  * Groups: the parameters of a unit that lie on one mesh, usually all of them. A group is what is gathered and
  * reduced; the groups of a unit are gathered in order, and reduced in reverse.
  *
- *   group.c         made, laid out, freed
  *   group_trace.c   events
- *   group_mesh.c    roles of mesh dims, communicators
+ *   group_mesh.c    roles of mesh dims, communicators, where buffers come from
  *   group_gather.c  shards -> gathered parameters, and back, also of the caller's own bytes; with --check:
- *                   wrong uses of gathered parameters and gradients
+ *                   wrong uses of gathered parameters and gradients; groups are made, laid out, freed
  *   group_reduce.c  gradients -> sharded gradients: packed for a reduction, or read where they lie; the
- *                   factors of a mean; sums that wait for replicas; gradients without synchronisation; where
- *                   buffers come from
+ *                   factors of a mean; sums that wait for replicas; gradients without synchronisation
  *
  * In: parameters of runtime/param, a context of runtime/context, the settings and the phase that runtime/step
  * sets. Out: param->data, param->shard_grad, and work on streams; every function returns without waiting for

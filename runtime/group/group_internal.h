@@ -11,16 +11,14 @@ void fsdp_trace_collective(const fsdp_group *group, const fsdp_ordered_comm *ord
 /* On a stream; bytes -1: none. */
 void fsdp_trace_work(const fsdp_group *group, const char *event, const char *stream, int64_t bytes);
 
-/* --- group_reduce.c --------------------------------------------------------------------------- */
+/* --- group_mesh.c ----------------------------------------------------------------------------- */
 
 /* Memory for buffers of a collective. custom: runs it, or NULL; ordered: its communicator, or NULL. */
 fsdp_allocator fsdp_group_allocator(const fsdp_group *group, const fsdp_custom_collective *custom,
                                     const fsdp_ordered_comm *ordered);
+
+/* --- group_reduce.c --------------------------------------------------------------------------- */
+
 void fsdp_group_drop_kept(fsdp_group *group);          /* gradients of a step under way */
-
-/* --- group_gather.c: these do nothing without --check -------------------------------------------- */
-
-fsdp_status fsdp_group_begin_check(fsdp_group *group, fsdp_error *err);
-void fsdp_group_end_check(fsdp_group *group);
 
 #endif

@@ -3,7 +3,7 @@
  * one role become one dim of a mesh of the group's own. Connecting is collective over the world: every rank
  * asks for the communicators of all sets of ranks, in one order.
  */
-#include "runtime/group/group.h"
+#include "runtime/group/group_internal.h"
 #include "statedict/sd/layout_internal.h"
 
 #include <stdio.h>
@@ -295,4 +295,17 @@ fsdp_status fsdp_group_separate_reduce(fsdp_group *group, fsdp_error *err)
         return FSDP_OK;
     return connect(group, bit_of(group->roles.shard_dim), group->shard_size, true, &group->reduce,
                    err);
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+fsdp_allocator fsdp_group_allocator(const fsdp_group *group, const fsdp_custom_collective *custom,
+                                    const fsdp_ordered_comm *ordered)
+{
+    if (custom && custom->alloc)
+        return fsdp_allocator_of_custom(custom);
+    bool has_memory = group->context->device->ops->is_host ||
+                      (ordered && fsdp_comm_abilities(ordered->comm) & FSDP_COMM_DEVICE_MEMORY);
+    bool uses_comm = group->settings->takes_comm_memory && ordered && has_memory;
+    return fsdp_allocator_of_comm(uses_comm ? ordered->comm : NULL);
 }

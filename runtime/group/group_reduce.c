@@ -17,17 +17,6 @@
 
 /* === memory =================================================================================== */
 
-fsdp_allocator fsdp_group_allocator(const fsdp_group *group, const fsdp_custom_collective *custom,
-                                    const fsdp_ordered_comm *ordered)
-{
-    if (custom && custom->alloc)
-        return fsdp_allocator_of_custom(custom);
-    bool has_memory = group->context->device->ops->is_host ||
-                      (ordered && fsdp_comm_abilities(ordered->comm) & FSDP_COMM_DEVICE_MEMORY);
-    bool uses_comm = group->settings->takes_comm_memory && ordered && has_memory;
-    return fsdp_allocator_of_comm(uses_comm ? ordered->comm : NULL);
-}
-
 /* May reductions read gradients where they lie? Equal on all ranks. */
 static bool may_be_direct(const fsdp_group *group)
 {

@@ -4,9 +4,9 @@
  * In: argv, the environment, and the body of a program (launch.h). Out: ranks that run the body, each with an
  * fsdp_world (world.h), and one exit code. Programs call fsdp_launch; the rooms above use worlds and traces.
  *
- *   launch_options.c     takes the options out of argv, and from FSDP_*
- *   launch.c             detects the launcher (none, torchrun, mpirun, srun, ...), decides, runs the one rank
- *                        of this process, connects ranks that another launcher started
+ *   launch.c             takes the options out of argv, and from FSDP_*; detects the launcher (none,
+ *                        torchrun, mpirun, srun, ...), decides, runs the one rank of this process, connects
+ *                        ranks that another launcher started
  *   launch_processes.c   --np: ranks as forked processes, and their supervisor
  *   launch_threads.c     --threads
  *   world.c              creates a rank's world around its control plane, decides what moves the memory of
@@ -50,9 +50,6 @@ fsdp_status fsdp_launch_options_read(int argc, char **argv, fsdp_getenv get, voi
                                      fsdp_launch_options *options_out, fsdp_error *err);
 void fsdp_launch_options_release(fsdp_launch_options *options);
 const char *fsdp_comm_choice_name(fsdp_comm_choice comm);
-
-/* A whole number and nothing else. */
-bool fsdp_parse_int(const char *text, int64_t least, int64_t most, int *value_out);
 
 /* --- the launcher ----------------------------------------------------------------------------- */
 

@@ -816,6 +816,12 @@ static fsdp_status decide_threads(const fsdp_launch_options *options, int ranks,
                      options->comm_name, ranks, gpus);
 }
 
+const char *fsdp_comm_choice_name(fsdp_comm_choice comm)
+{
+    static const char *const names[] = {"auto", "self", "threads", "shm", "mpi", "tcp", "nccl"};
+    return names[comm];
+}
+
 /* Found out before a rank begins to work, and not by its first collective. */
 static fsdp_status refuse_host_transport(const fsdp_launch_options *options, fsdp_error *err)
 {

@@ -26,61 +26,6 @@
  * state_set.c.
  */
 
-/* --- entries ---------------------------------------------------------------------------------- */
-
-fsdp_status fsdp_state_add_entry(const fsdp_sd *from, const fsdp_entry *entry,
-                                 const fsdp_layout *layout, void *data, fsdp_sd *sd,
-                                 fsdp_error *err)
-{
-    const fsdp_entry *target = fsdp_sd_at(from, entry->target);
-    switch (entry->kind) {
-    case FSDP_ENTRY_TENSOR:
-        return fsdp_sd_add_tensor(
-            sd, entry->name, entry->name_size,
-            &(fsdp_tensor){entry->dtype, entry->ndim, entry->shape, *layout, data}, err);
-    case FSDP_ENTRY_VALUE:
-        return fsdp_sd_add_value(sd, entry->name, entry->name_size, &entry->value, err);
-    case FSDP_ENTRY_ALIAS: break;
-    }
-    return fsdp_sd_add_alias(sd, entry->name, entry->name_size, target->name, target->name_size,
-                             err);
-}
-
-/* --- comparing requests ----------------------------------------------------------------------- */
-
-/* A rank's request, as the ranks compare it. */
-typedef struct asked {
-    char text[64];
-} asked;
-
-static fsdp_status compare_asked(const asked *all, int n, fsdp_error *err)
-{
-    for (int i = 1; i < n; i++)
-        if (strcmp(all[i].text, all[0].text) != 0)
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "rank 0 %s and rank %d %s: all ranks must make the same call",
-                             all[0].text, i, all[i].text);
-    return FSDP_OK;
-}
-
-fsdp_status fsdp_state_agree(const fsdp_state_scope *scope, const fsdp_sd *live, const char *call,
-                             bool with_values, fsdp_status mine, fsdp_error *err)
-{
-    fsdp_ctl *ctl = fsdp_world_ctl(scope->root->world);
-    int n = fsdp_ctl_size(ctl);
-    asked local = {""}, *all = fsdp_alloc((size_t)n, sizeof *all);
-    snprintf(local.text, sizeof local.text, "%s", call);
-    if (mine == FSDP_OK && !all)
-        mine = fsdp_fail_memory(err, "a comparison of ranks");
-    fsdp_status status = fsdp_ctl_agree(ctl, mine, err);
-    if (status == FSDP_OK)
-        status = fsdp_ctl_allgather(ctl, &local, sizeof local, all, err);
-    if (status == FSDP_OK)
-        status = compare_asked(all, n, err);
-    fsdp_free(all);
-    return status == FSDP_OK ? fsdp_describe_agree(live, with_values, ctl, FSDP_OK, err) : status;
-}
-
 /* --- every rank ------------------------------------------------------------------------------- */
 
 /* Makes a dict with the live one's names and memory for whole tensors. */
@@ -493,8 +438,6 @@ static fsdp_status add_optims(state_build *build, fsdp_error *err)
     return fsdp_state_put_groups(scope, build->sd, err);
 }
 
-/* --- entries of other dicts ------------------------------------------------------------------- */
-
 /* --- the live dict ---------------------------------------------------------------------------- */
 
 static fsdp_status add_all(state_build *build, fsdp_error *err)
@@ -633,17 +576,6 @@ fsdp_status fsdp_root_get_state(fsdp_root *root, const fsdp_state_opts *opts, fs
 
 /* The caller's extra entries are saved and loaded next to the state of a root: state.h, "checkpoints". */
 
-fsdp_status fsdp_state_add_extra(const fsdp_sd *extra, const fsdp_entry *entry, fsdp_sd *sd,
-                                 fsdp_error *err)
-{
-    if (entry->flat >= 0)
-        return fsdp_fail(
-            err, FSDP_ERR_USAGE,
-            "'%s' lies in a flat buffer, which extra entries cannot: add it as a tensor",
-            entry->name);
-    return fsdp_state_add_entry(extra, entry, &entry->layout, entry->data, sd, err);
-}
-
 /* Adds the caller's extra entries to sd. extra may be NULL. Memory of tensors is borrowed. */
 static fsdp_status save_extra(const fsdp_sd *extra, fsdp_sd *sd, fsdp_error *err)
 {
@@ -659,20 +591,6 @@ static fsdp_status save_extra(const fsdp_sd *extra, fsdp_sd *sd, fsdp_error *err
 
 /* A save takes so much staging memory for the copy of a GPU's state. */
 enum { POOL_BYTES = 256 << 20 };
-
-fsdp_status fsdp_state_check_stored(const fsdp_state_opts *opts, fsdp_error *err)
-{
-    const char *option = opts->full_state_dict        ? "full_state_dict"
-                         : opts->cpu_offload          ? "cpu_offload"
-                         : opts->broadcast_from_rank0 ? "broadcast_from_rank0"
-                                                      : NULL;
-    if (!option)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "%s is for state in memory: of a checkpoint each rank has its part, and "
-                     "save.kind says how it is stored",
-                     option);
-}
 
 /* Kind LOCAL stores flat buffers as they are; replicated flat parameters are not one flat buffer. */
 static fsdp_status check_local(const fsdp_root *root, fsdp_error *err)

@@ -11,7 +11,8 @@
  *   state_set.c        matches a dict with it; takes whole values of rank 0; loads checkpoints
  *   state_groups.c     reads numbers of all types; puts hyper-parameters into a dict, takes them from one,
  *                      and refuses state that no optimizer here can continue
- *   state_move.c       parts of tensors between ranks and boxes
+ *   state_move.c       entries of other dicts; the agreement of all ranks; parts of tensors between ranks
+ *                      and boxes
  */
 #ifndef FSDP_STATE_INTERNAL_H
 #define FSDP_STATE_INTERNAL_H
@@ -51,6 +52,9 @@ fsdp_status fsdp_state_scope_init(fsdp_state_scope *scope, fsdp_root *root, cons
                                   fsdp_error *err);
 void fsdp_state_scope_release(fsdp_state_scope *scope);
 
+/* Checks the options of a save or load: some move state between ranks in memory, which checkpoints do not. */
+fsdp_status fsdp_state_check_stored(const fsdp_state_opts *opts, fsdp_error *err);
+
 /* True when it is selected, and not left out as frozen or not persistent. */
 bool fsdp_state_has(const fsdp_state_scope *scope, const fsdp_state_param *param);
 /* The parts of an entry's name: prefix, name of the parameter and, unless it is NULL, what. */
@@ -85,17 +89,6 @@ fsdp_status fsdp_state_get_unviewed(fsdp_root *root, const fsdp_state_opts *opts
 fsdp_status fsdp_state_build(const fsdp_state_scope *scope, bool copies, fsdp_sd **sd_out, fsdp_error *err);
 /* True when the parameter is stored, whole, in another dtype than it was declared in. */
 bool fsdp_state_is_cast(const fsdp_param *param);
-
-/* Checks the options of a save or load: some move state between ranks in memory, which checkpoints do not. */
-fsdp_status fsdp_state_check_stored(const fsdp_state_opts *opts, fsdp_error *err);
-/* Adds one of the caller's entries to a dict that is saved or loaded. */
-fsdp_status fsdp_state_add_extra(const fsdp_sd *extra, const fsdp_entry *entry, fsdp_sd *sd, fsdp_error *err);
-/* Adds another dict's entry under its name; a tensor gets that layout and memory. */
-fsdp_status fsdp_state_add_entry(const fsdp_sd *from, const fsdp_entry *entry, const fsdp_layout *layout,
-                                 void *data, fsdp_sd *sd, fsdp_error *err);
-/* Collective. Checks that all ranks make this call with these options and equal dicts. */
-fsdp_status fsdp_state_agree(const fsdp_state_scope *scope, const fsdp_sd *live, const char *call,
-                             bool with_values, fsdp_status mine, fsdp_error *err);
 
 /* --- setting (state_set.c) ---------------------------------------------------------------- */
 
@@ -139,7 +132,16 @@ bool fsdp_state_number(const fsdp_entry *entry, double *number_out);
 /* Sets the 0-d tensor `to` to the number `from`; false when from is no number. */
 bool fsdp_state_set_number(const fsdp_entry *to, const fsdp_entry *from);
 
-/* --- moving (state_move.c) ---------------------------------------------------------------------- */
+/* --- entries, agreement, moving (state_move.c) ------------------------------------------------------ */
+
+/* Adds one of the caller's entries to a dict that is saved or loaded. */
+fsdp_status fsdp_state_add_extra(const fsdp_sd *extra, const fsdp_entry *entry, fsdp_sd *sd, fsdp_error *err);
+/* Adds another dict's entry under its name; a tensor gets that layout and memory. */
+fsdp_status fsdp_state_add_entry(const fsdp_sd *from, const fsdp_entry *entry, const fsdp_layout *layout,
+                                 void *data, fsdp_sd *sd, fsdp_error *err);
+/* Collective. Checks that all ranks make this call with these options and equal dicts. */
+fsdp_status fsdp_state_agree(const fsdp_state_scope *scope, const fsdp_sd *live, const char *call,
+                             bool with_values, fsdp_status mine, fsdp_error *err);
 
 /* Elements [first, first + count) of a box, in row-major order and packed in data. */
 typedef struct fsdp_state_range {

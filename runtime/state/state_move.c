@@ -1,14 +1,84 @@
 /*
- * Moves parts of tensors between boxes and ranks. A tensor of any size goes through one buffer, in
- * pieces of its row-major order.
+ * Getting and setting share these: entries of other dicts, the agreement of all ranks on a call, and parts of
+ * tensors that move between boxes and ranks. A tensor of any size goes through one buffer, in pieces of its
+ * row-major order.
  */
 #include "runtime/step/step.h"
 #include "runtime/state/state_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/data/box_internal.h"
 #include "kernels/kernels.h"
+#include "statedict/ctl/ctl_backend.h"
+#include "statedict/sd/describe.h"
+
+/* --- entries ---------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_state_add_entry(const fsdp_sd *from, const fsdp_entry *entry,
+                                 const fsdp_layout *layout, void *data, fsdp_sd *sd,
+                                 fsdp_error *err)
+{
+    const fsdp_entry *target = fsdp_sd_at(from, entry->target);
+    switch (entry->kind) {
+    case FSDP_ENTRY_TENSOR:
+        return fsdp_sd_add_tensor(
+            sd, entry->name, entry->name_size,
+            &(fsdp_tensor){entry->dtype, entry->ndim, entry->shape, *layout, data}, err);
+    case FSDP_ENTRY_VALUE:
+        return fsdp_sd_add_value(sd, entry->name, entry->name_size, &entry->value, err);
+    case FSDP_ENTRY_ALIAS: break;
+    }
+    return fsdp_sd_add_alias(sd, entry->name, entry->name_size, target->name, target->name_size,
+                             err);
+}
+
+fsdp_status fsdp_state_add_extra(const fsdp_sd *extra, const fsdp_entry *entry, fsdp_sd *sd,
+                                 fsdp_error *err)
+{
+    if (entry->flat >= 0)
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "'%s' lies in a flat buffer, which extra entries cannot: add it as a tensor",
+            entry->name);
+    return fsdp_state_add_entry(extra, entry, &entry->layout, entry->data, sd, err);
+}
+
+/* --- comparing requests ----------------------------------------------------------------------- */
+
+/* A rank's request, as the ranks compare it. */
+typedef struct asked {
+    char text[64];
+} asked;
+
+static fsdp_status compare_asked(const asked *all, int n, fsdp_error *err)
+{
+    for (int i = 1; i < n; i++)
+        if (strcmp(all[i].text, all[0].text) != 0)
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "rank 0 %s and rank %d %s: all ranks must make the same call",
+                             all[0].text, i, all[i].text);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_state_agree(const fsdp_state_scope *scope, const fsdp_sd *live, const char *call,
+                             bool with_values, fsdp_status mine, fsdp_error *err)
+{
+    fsdp_ctl *ctl = fsdp_world_ctl(scope->root->world);
+    int n = fsdp_ctl_size(ctl);
+    asked local = {""}, *all = fsdp_alloc((size_t)n, sizeof *all);
+    snprintf(local.text, sizeof local.text, "%s", call);
+    if (mine == FSDP_OK && !all)
+        mine = fsdp_fail_memory(err, "a comparison of ranks");
+    fsdp_status status = fsdp_ctl_agree(ctl, mine, err);
+    if (status == FSDP_OK)
+        status = fsdp_ctl_allgather(ctl, &local, sizeof local, all, err);
+    if (status == FSDP_OK)
+        status = compare_asked(all, n, err);
+    fsdp_free(all);
+    return status == FSDP_OK ? fsdp_describe_agree(live, with_values, ctl, FSDP_OK, err) : status;
+}
 
 /* --- between boxes ---------------------------------------------------------------------------- */
 

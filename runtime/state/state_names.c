@@ -160,6 +160,20 @@ static fsdp_status check_opts(const fsdp_state_scope *scope, fsdp_error *err)
     return FSDP_OK;
 }
 
+fsdp_status fsdp_state_check_stored(const fsdp_state_opts *opts, fsdp_error *err)
+{
+    const char *option = opts->full_state_dict        ? "full_state_dict"
+                         : opts->cpu_offload          ? "cpu_offload"
+                         : opts->broadcast_from_rank0 ? "broadcast_from_rank0"
+                                                      : NULL;
+    if (!option)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s is for state in memory: of a checkpoint each rank has its part, and "
+                     "save.kind says how it is stored",
+                     option);
+}
+
 static fsdp_status check_submodules(const fsdp_state_scope *scope, fsdp_error *err)
 {
     const fsdp_state_opts *opts = &scope->opts;

@@ -591,7 +591,7 @@ fsdp_wrap_place fsdp_wrap_place_of(const fsdp_param *param)
 
 /* --- strategies ------------------------------------------------------------------------------- */
 
-bool fsdp_wrap_is_hybrid(fsdp_wrap_strategy strategy)
+static bool is_hybrid_strategy(fsdp_wrap_strategy strategy)
 {
     return strategy == FSDP_WRAP_HYBRID_SHARD || strategy == FSDP_WRAP_HYBRID_SHARD_ZERO2;
 }
@@ -615,7 +615,7 @@ static fsdp_status check_strategy(const fsdp_wrap *wrap, const fsdp_wrap_flat *f
                          "cannot wrap the model: the mesh has %d dims; give one of one dim, or of "
                          "replicas and shards, or make units (unit.h)",
                          ndim);
-    if (ndim == 1 && fsdp_wrap_is_hybrid(flat->opts.strategy))
+    if (ndim == 1 && flat->is_hybrid)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "cannot wrap unit '%s': its strategy is hybrid and the mesh has one dim; "
                          "give a mesh of replicas and shards",
@@ -640,7 +640,7 @@ static fsdp_status check_unit(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat,
 /* The number of ranks that a unit's parameters are cut for. */
 static int64_t shard_ranks(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat)
 {
-    bool is_hybrid = fsdp_wrap_is_hybrid(flat->opts.strategy);
+    bool is_hybrid = flat->is_hybrid;
     return is_hybrid ? fsdp_mesh_dim_size(wrap->mesh, 1) : fsdp_mesh_size(wrap->mesh);
 }
 
@@ -657,7 +657,7 @@ static fsdp_unit_opts opts_of(const fsdp_wrap *wrap, const fsdp_wrap_flat *flat,
     fsdp_unit_opts opts = {.mesh = wrap->mesh};
     fsdp_wrap_strategy strategy = flat->opts.strategy;
     bool replicates = strategy == FSDP_WRAP_NO_SHARD;
-    if (!fsdp_wrap_is_hybrid(strategy)) {
+    if (!is_hybrid_strategy(strategy)) {
         opts.shard_dims = replicates ? "" : all_dims;
         opts.replicate_dims = replicates ? all_dims : "";
     }
@@ -704,6 +704,7 @@ static fsdp_status add_flat(fsdp_wrap *wrap, const char *module, const fsdp_wrap
 {
     fsdp_wrap_flat *flat = &wrap->flats[wrap->flat_count];
     flat->opts = *opts;
+    flat->is_hybrid = is_hybrid_strategy(opts->strategy);
     flat->module = fsdp_strndup(module, strlen(module));
     if (!flat->module)
         return fsdp_fail_memory(err, "the units of a model");
@@ -797,7 +798,7 @@ static fsdp_status make_mesh(fsdp_wrap *wrap, const fsdp_wrap_opts *opts, fsdp_e
 {
     fsdp_world *world = wrap->model->world;
     int64_t size = fsdp_world_size(world), local = fsdp_world_local_size(world);
-    bool is_hybrid = fsdp_wrap_is_hybrid(opts->unit.strategy);
+    bool is_hybrid = is_hybrid_strategy(opts->unit.strategy);
     wrap->mesh = opts->mesh;
     if (opts->mesh)
         return FSDP_OK;

@@ -53,7 +53,7 @@ static fsdp_status check_hook(fsdp_wrap *wrap, fsdp_error *err)
             err, FSDP_ERR_USAGE,
             "cannot register a communication hook after the first forward; register it before");
     for (size_t i = 0; i < wrap->flat_count; i++)
-        if (fsdp_wrap_is_hybrid(wrap->flats[i].opts.strategy))
+        if (wrap->flats[i].is_hybrid)
             return fsdp_fail(
                 err, FSDP_ERR_USAGE,
                 "cannot register a communication hook: the strategy of unit '%s' is hybrid",

@@ -33,6 +33,7 @@ typedef struct fsdp_wrap_flat {
     int64_t count;                     /* elements, with padding */
     void *summoned, *summoned_grad;    /* to be freed; NULL: none, or the shard itself */
     bool is_summoned;
+    bool is_hybrid;                    /* its strategy shards inside replicas */
 } fsdp_wrap_flat;
 
 struct fsdp_wrap {
@@ -55,6 +56,5 @@ struct fsdp_wrap {
 
 /* Between steps, and no full parameters are summoned. */
 fsdp_status fsdp_wrap_check_idle(fsdp_wrap *wrap, const char *what, fsdp_error *err);
-bool fsdp_wrap_is_hybrid(fsdp_wrap_strategy strategy);
 
 #endif

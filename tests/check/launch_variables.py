@@ -15,7 +15,7 @@ NAME = r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|RANK"
 PAGE = (ROOT / "docs" / "launch.md").read_text()
 LAUNCH = (ROOT / "runtime" / "launch" / "launch.c").read_text()
 SOURCES = [LAUNCH, *((ROOT / name).read_text() for name in
-                     ("runtime/launch/launch_options.c", "tools/cli/cli_mpi.c"))]
+                     ("tools/cli/cli_mpi.c",))]
 
 
 def main():

@@ -60,7 +60,7 @@ THIRD_PARTY = {
     r"runtime/(launch/launch_threads|background/async_save|comm_shared/transport_shm)\.c|"
     r"runtime/staging/(snapshot|load_copies)\.h|"
     r"runtime/device/device_(async|cuda)\.c|"
-    r"runtime/bootstrap/mpi_process\.c|"
+    r"runtime/bootstrap/ctl_mpi\.c|"
     r"runtime/comm_nccl/(comm_nccl\.h|nccl_library\.c)|"
     r"runtime/comm_message/(comm_message|p2p_tcp_internal)\.h|tests/.*",
     "malloc.h": r"tests/.*",

@@ -170,7 +170,7 @@ fsdp_status __wrap_fsdp_device_open(const char *name, const fsdp_device_rank *ra
     FSDP_TRY(__real_fsdp_device_open(name, rank, device_out, err));
     if (!getenv("FAKE_BUG") || (*device_out)->ops->is_host)
         return FSDP_OK;
-    kernels = fsdp_device_cuda_kernels;
+    kernels = *(*device_out)->ops->kernels;
     if (is_set("FAKE_BUG", "rects"))
         kernels.rects = rects_but_one;
     if (is_set("FAKE_BUG", "crash"))
