@@ -70,6 +70,28 @@ typedef struct fsdp_tensor {
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_tensor(fsdp_sd *sd, const char *name, size_t name_size,
                                                      const fsdp_tensor *tensor, fsdp_error *err);
 
+/* Many tensors to add in one call, as arrays of each member: for programs in other languages, whose calls
+ * cost more than the work. */
+typedef struct fsdp_tensors {
+    size_t count;
+    const char *names;         /* one after the other */
+    const int32_t *name_sizes;
+    const int32_t *paths;      /* nestings (fsdp_sd_set_path), one after the other */
+    const int32_t *path_counts;    /* 0: that of fsdp_path_default */
+    const fsdp_dtype *dtypes;
+    const int32_t *ndims;
+    const int64_t *shapes;     /* one after the other */
+    const fsdp_layout *layouts;
+    size_t layout_count;
+    const int32_t *layout_numbers; /* each tensor's layout, an index into layouts */
+    void *const *data;
+} fsdp_tensors;
+
+/* Adds tensors in order, up to the first that breaks a rule, as fsdp_sd_add_tensor and fsdp_sd_set_path
+ * do. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_tensors(fsdp_sd *sd, const fsdp_tensors *tensors,
+                                                      fsdp_error *err);
+
 /* Adds a value, which is copied. Values are the same on all ranks. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_value(fsdp_sd *sd, const char *name, size_t name_size,
                                                     const fsdp_value *value, fsdp_error *err);

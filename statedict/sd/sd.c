@@ -526,6 +526,51 @@ fsdp_status fsdp_sd_set_path(fsdp_sd *sd, size_t index, const int32_t *path, siz
     return FSDP_OK;
 }
 
+/* --- many tensors ----------------------------------------------------------------------------- */
+
+/* Where the arrays whose elements differ in size have been read. */
+typedef struct tensors_at {
+    size_t name, path, shape;
+} tensors_at;
+
+static fsdp_status add_next(fsdp_sd *sd, const fsdp_tensors *tensors, size_t i, tensors_at *at,
+                            fsdp_error *err)
+{
+    int32_t name_size = tensors->name_sizes[i], path_count = tensors->path_counts[i];
+    int32_t ndim = tensors->ndims[i], layout = tensors->layout_numbers[i];
+    if (name_size < 0 || path_count < 0 || ndim < 0 || layout < 0 ||
+        (size_t)layout >= tensors->layout_count)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "tensor %zu has a negative size, or a layout that is not among them", i);
+    fsdp_tensor tensor = {.dtype = tensors->dtypes[i],
+                          .ndim = ndim,
+                          .shape = tensors->shapes + at->shape,
+                          .layout = tensors->layouts[layout],
+                          .data = tensors->data[i]};
+    FSDP_TRY(fsdp_sd_add_tensor(sd, tensors->names + at->name, (size_t)name_size, &tensor, err));
+    if (path_count > 0)
+        FSDP_TRY(fsdp_sd_set_path(sd, sd->count - 1, tensors->paths + at->path, (size_t)path_count,
+                                  err));
+    at->name += (size_t)name_size;
+    at->path += (size_t)path_count;
+    at->shape += (size_t)ndim;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_sd_add_tensors(fsdp_sd *sd, const fsdp_tensors *tensors, fsdp_error *err)
+{
+    FSDP_NEED(err, sd, tensors);
+    if (tensors->count == 0)
+        return FSDP_OK;
+    FSDP_NEED(err, tensors->names, tensors->name_sizes, tensors->path_counts, tensors->dtypes);
+    FSDP_NEED(err, tensors->ndims, tensors->layouts, tensors->layout_numbers, tensors->data);
+    fsdp_sd_expect(sd, tensors->count);
+    tensors_at at = {0};
+    for (size_t i = 0; i < tensors->count; i++)
+        FSDP_TRY(add_next(sd, tensors, i, &at, err));
+    return FSDP_OK;
+}
+
 /* --- memory ----------------------------------------------------------------------------------- */
 
 /*

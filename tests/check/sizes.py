@@ -1,5 +1,5 @@
 """Checks sizes: functions have at most 80 lines (19 of 20 at most 50) and six parameters, sources at most
-1,200 lines; all public headers declare at most 265 functions.
+1,200 lines; all public headers declare at most 266 functions.
 
 usage: sizes.py REPOSITORY
 """
@@ -14,7 +14,7 @@ from rooms import SOURCES, sources
 
 ROOT = Path(sys.argv[1])
 FOLDERS = ["base", "kernels", "formats", "statedict", "runtime", "tools"]
-HARD, USUAL, FILE, PARAMETERS, PUBLIC = 80, 50, 1200, 6, 265
+HARD, USUAL, FILE, PARAMETERS, PUBLIC = 80, 50, 1200, 6, 266
 
 
 def tags(kind, paths):

@@ -606,6 +606,76 @@ Test(sd, memory_of_its_own_is_zeroed_and_aligned)
     fsdp_mesh_free(mesh);
 }
 
+/* --- many tensors ------------------------------------------------------------------------------ */
+
+static const fsdp_dtype many_dtypes[] = {FSDP_F32, FSDP_BF16, FSDP_I64};
+static const int32_t many_name_sizes[] = {5, 5, 1}, many_path_counts[] = {2, 0, 1};
+static const int32_t many_paths[] = {1, 3, 1}, many_ndims[] = {1, 2, 0};
+static const int64_t many_shapes[] = {8, 3, 4};
+static float many_data[8];
+
+static fsdp_tensors many_tensors(const fsdp_layout *layouts, const int32_t *numbers)
+{
+    static void *const data[] = {many_data, NULL, many_data + 1};
+    return (fsdp_tensors){.count = 3,
+                          .names = "m.abcm.abdz",
+                          .name_sizes = many_name_sizes,
+                          .paths = many_paths,
+                          .path_counts = many_path_counts,
+                          .dtypes = many_dtypes,
+                          .ndims = many_ndims,
+                          .shapes = many_shapes,
+                          .layouts = layouts,
+                          .layout_count = 2,
+                          .layout_numbers = numbers,
+                          .data = data};
+}
+
+Test(sd, many_tensors_are_added_as_one_by_one)
+{
+    fsdp_mesh *mesh = make_mesh(2);
+    fsdp_layout layouts[] = {{.mesh = mesh}, {.mesh = mesh, .placement = {shard_rows}}};
+    fsdp_tensors many = many_tensors(layouts, (const int32_t[]){1, 0, 0});
+    fsdp_sd *sd = make_sd();
+    cr_assert_eq(fsdp_sd_add_tensors(sd, &many, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_sd_count(sd), 3);
+    const fsdp_entry *first = fsdp_sd_at(sd, 0), *second = fsdp_sd_at(sd, 1);
+    cr_assert_str_eq(first->name, "m.abc");
+    cr_assert_eq(first->path_count, 2);
+    cr_assert_eq(first->path[1], 3);
+    cr_assert_eq(first->data, many_data);
+    cr_assert_eq(fsdp_entry_local_bytes(first, 0), 16);
+    cr_assert_str_eq(second->name, "m.abd");
+    cr_assert_eq(second->path_count, 0);
+    cr_assert_eq(second->dtype, FSDP_BF16);
+    cr_assert_eq(second->shape[0], 3);
+    cr_assert_eq(second->shape[1], 4);
+    cr_assert_eq(fsdp_entry_local_bytes(second, 1), 24);
+    cr_assert_eq(fsdp_sd_at(sd, 2)->ndim, 0);
+    cr_assert_eq(fsdp_sd_at(sd, 2)->data, many_data + 1);
+    fsdp_sd_free(sd);
+    fsdp_mesh_free(mesh);
+}
+
+Test(sd, many_tensors_stop_at_the_first_that_is_refused)
+{
+    fsdp_mesh *mesh = make_mesh(2);
+    fsdp_layout layouts[] = {{.mesh = mesh}, {.mesh = mesh, .placement = {shard_rows}}};
+    fsdp_error err = {0};
+    fsdp_sd *sd = make_sd();
+    fsdp_tensors many = many_tensors(layouts, (const int32_t[]){1, 0, 2});
+    expect_refusal(fsdp_sd_add_tensors(sd, &many, &err), &err, "tensor 2 has a negative size");
+    cr_assert_eq(fsdp_sd_count(sd), 2);
+    expect_refusal(fsdp_sd_add_tensors(sd, &many, &err), &err, "'m.abc' is used twice");
+    cr_assert_eq(fsdp_sd_count(sd), 2);
+    many.names = NULL;
+    expect_refusal(fsdp_sd_add_tensors(sd, &many, &err), &err, "names");
+    many = (fsdp_tensors){0};
+    cr_assert_eq(fsdp_sd_add_tensors(sd, &many, &err), FSDP_OK);
+    fsdp_sd_free(sd);
+    fsdp_mesh_free(mesh);
+}
+
 /* Memory that fails once: what was added before stays, and the sd can be freed. */
 static bool survives_failure(int64_t n, bool forever)
 {
