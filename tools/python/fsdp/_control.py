@@ -17,7 +17,8 @@ class Control:
         self.handle, self.rank, self.size = ctypes.c_void_p(), rank, size
         opts = c.fsdp_connect_opts(rank=rank, size=size, job=job.encode(), port=port,
                                    listener=-1 if listener is None else listener.detach(),
-                                   host=host and host.encode(), deadline_ms=int(1000 * (deadline or 0)))
+                                   host=host.encode() if host else None,
+                                   deadline_ms=int(1000 * (deadline or 0)))
         call(lib.fsdp_ctl_connect, ctypes.byref(opts), ctypes.byref(self.handle))
 
     def close(self):
@@ -27,13 +28,21 @@ class Control:
 
     __del__ = close
 
-    def broadcast(self, data):
-        """The bytes of rank 0 on all ranks. Collective."""
-        size = ctypes.c_int64(len(data) if self.rank == 0 else 0)
-        call(lib.fsdp_ctl_broadcast, self.handle, 0, ctypes.byref(size), ctypes.sizeof(size))
-        buffer = ctypes.create_string_buffer(data if self.rank == 0 else b"", max(size.value, 1))
-        call(lib.fsdp_ctl_broadcast, self.handle, 0, buffer, size.value)
+    def broadcast(self, data, root=0):
+        """The bytes of rank `root` on all ranks. Collective."""
+        data = data if self.rank == root else b""
+        size = ctypes.c_int64(len(data))
+        call(lib.fsdp_ctl_broadcast, self.handle, root, ctypes.byref(size), ctypes.sizeof(size))
+        buffer = ctypes.create_string_buffer(data, max(size.value, 1))
+        call(lib.fsdp_ctl_broadcast, self.handle, root, buffer, size.value)
         return buffer.raw[:size.value]
+
+    def allgather(self, data):
+        """The bytes of every rank, in a list; they are equally many on all ranks. Collective."""
+        size = len(data)
+        buffer = ctypes.create_string_buffer(size * self.size)
+        call(lib.fsdp_ctl_allgather, self.handle, data, size, buffer)
+        return [buffer.raw[at:at + size] for at in range(0, size * self.size, size)]
 
     def agree(self, failure=None):
         """Raises on all ranks if any of them passes an exception: that of the lowest rank. Collective."""

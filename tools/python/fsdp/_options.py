@@ -154,9 +154,10 @@ def _set(opts, row, name, value, kept):
 
 
 class Mesh:
-    """A mesh of named dims, from {"dp": 4, "tp": 2}, a number or another text of "dp=4,tp=2"."""
+    """A mesh of named dims, from {"dp": 4, "tp": 2}, a number or another text of "dp=4,tp=2". `ranks` has the
+    ranks in row-major order, by default 0, 1, 2, ..."""
 
-    def __init__(self, dims):
+    def __init__(self, dims, ranks=None):
         self.handle = None
         if isinstance(dims, int):
             dims = {"ranks": dims}
@@ -165,7 +166,8 @@ class Mesh:
         shape = (ctypes.c_int64 * len(dims))(*dims.values())
         names = (ctypes.c_char_p * len(dims))(*[name.encode() for name in dims])
         handle = ctypes.c_void_p()
-        call(lib.fsdp_mesh_create, len(dims), shape, names, None, ctypes.byref(handle))
+        numbers = (ctypes.c_int * len(ranks))(*ranks) if ranks else None
+        call(lib.fsdp_mesh_create, len(dims), shape, names, numbers, ctypes.byref(handle))
         self.handle = handle.value
 
     def __del__(self):
