@@ -5,15 +5,13 @@
  */
 #include "kernels/matrix.h"
 #include "kernels/nn_loops.h"
+#include "kernels/processor.h"
 #include "kernels/variants.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 typedef struct variant {
     fsdp_kernels kernels;
@@ -56,24 +54,6 @@ static const variant avx2 = {
         },
     .hash_stream = &fsdp_hash_stream_avx2,
 };
-
-/* The compiler's check covers the system's support of the registers; it does not know F16C. */
-static bool has_avx2(void)
-{
-    unsigned eax, ebx, ecx, edx;
-    if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &eax, &ebx, &ecx, &edx))
-        return false;
-    return (ecx & bit_F16C) != 0;
-}
-
-static bool has_sha(void)
-{
-    enum { SHA_IN_EBX_OF_LEAF_7 = 1 << 29 };
-    unsigned eax, ebx, ecx, edx;
-    if (!__builtin_cpu_supports("sse4.1") || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx))
-        return false;
-    return (ebx & SHA_IN_EBX_OF_LEAF_7) != 0;
-}
 #endif
 
 static bool is_plain_forced(void)
@@ -85,7 +65,7 @@ static bool is_plain_forced(void)
 static const variant *choose(void)
 {
 #if defined(__x86_64__)
-    if (!is_plain_forced() && has_avx2())
+    if (!is_plain_forced() && fsdp_processor_find().has_avx2)
         return &avx2;
 #endif
     return &plain;
@@ -120,7 +100,7 @@ fsdp_sha256_blocks *fsdp_sha256_blocks_get(void)
         return found;
     found = fsdp_sha256_blocks_c;
 #if defined(__x86_64__)
-    if (!is_plain_forced() && has_sha())
+    if (!is_plain_forced() && fsdp_processor_find().has_sha)
         found = fsdp_sha256_blocks_ni;
 #endif
     atomic_store_explicit(&chosen, found, memory_order_relaxed);
@@ -135,7 +115,7 @@ fsdp_crc32_add *fsdp_crc32_add_get(void)
         return found;
     found = fsdp_crc32_add_c;
 #if defined(__x86_64__)
-    if (!is_plain_forced() && __builtin_cpu_supports("pclmul"))
+    if (!is_plain_forced() && fsdp_processor_find().has_pclmul)
         found = fsdp_crc32_add_clmul;
 #endif
     atomic_store_explicit(&chosen, found, memory_order_relaxed);
@@ -150,7 +130,8 @@ const fsdp_matrix_variant *fsdp_matrix_variant_get(void)
         return found;
     found = &fsdp_matrix_c;
 #if defined(__x86_64__)
-    if (!is_plain_forced() && has_avx2() && __builtin_cpu_supports("fma"))
+    const fsdp_processor processor = fsdp_processor_find();
+    if (!is_plain_forced() && processor.has_avx2 && processor.has_fma)
         found = &fsdp_matrix_avx2;
 #endif
     atomic_store_explicit(&chosen, found, memory_order_relaxed);
@@ -172,7 +153,7 @@ size_t fsdp_kernels_all(const fsdp_kernels **tables_out, size_t room)
     if (count < room)
         tables_out[count++] = &plain.kernels;
 #if defined(__x86_64__)
-    if (count < room && has_avx2())
+    if (count < room && fsdp_processor_find().has_avx2)
         tables_out[count++] = &avx2.kernels;
 #endif
     return count;

@@ -1,6 +1,8 @@
 /* Opens OpenBLAS. See nn_openblas.h. */
 #include "kernels/nn/nn_openblas.h"
 
+#include "kernels/processor.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -20,26 +22,13 @@ static int users,
     buffers_made; /* threads that may be in a call; buffers that are mapped, at least */
 static bool is_asked_for;
 
-static bool has_wider_vectors(void)
-{
-#if defined(__x86_64__)
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-#else
-    return false;
-#endif
-}
-
 /* OpenBLAS takes processors that are newer than itself for very old ones. */
 static const char *core_of_processor(void)
 {
-#if defined(__x86_64__)
-    if (has_wider_vectors())
+    const fsdp_processor processor = fsdp_processor_find();
+    if (processor.has_avx512)
         return "SkylakeX";
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return "Haswell";
-#endif
-    return NULL;
+    return processor.has_avx2 && processor.has_fma ? "Haswell" : NULL;
 }
 
 /* Pointers to functions and to objects convert into each other through memory only. */
@@ -168,7 +157,7 @@ static void open_once(void)
     if (!wanted || strcmp(wanted, "auto") == 0) {
         const char *kernels = getenv("FSDP_KERNELS");
         bool is_plain = kernels && strcmp(kernels, "c") == 0;
-        if (has_wider_vectors() && !is_plain)
+        if (fsdp_processor_find().has_avx512 && !is_plain)
             (void)!open_library(NULL); /* the products here do as well */
     } else if (strcmp(wanted, "openblas") == 0) {
         is_asked_for = true;

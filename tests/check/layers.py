@@ -51,7 +51,7 @@ THIRD_PARTY = {
     "cuda_fp8.h": r"kernels/cuda/numbers\.cuh",
     "cuda_runtime.h": r"runtime/device/device_cuda\.c|tests/.*",
     "immintrin.h": r"kernels/x86/.*",
-    "cpuid.h": r"kernels/dispatch\.c",
+    "cpuid.h": r"kernels/processor\.c",
     "pthread.h": r"base/(core/pool|data/json|io/io_cache)\.c|kernels/(bytes/crc32|nn/nn_(openblas|team))\.c|"
     r"formats/(hdf5/hdf5_file|hdf5_child/hdf5_session)\.c|"
     r"formats/(source/source_internal\.h|target/packed_internal\.h|dcp/dcp_read\.c)|"
