@@ -7,7 +7,9 @@ the few functions that the shared library does not export, would get the whole l
 HDF5 with it. In place of the archive this script names the objects that the tool needs of it.
 """
 import collections
+import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -47,7 +49,10 @@ def main(command):
     shared = [word for word in command if word.startswith("lib/libfsdp.so")]
     if shared and ARCHIVE in command[command.index(shared[0]):]:
         tool = [word for word in command if word.endswith(".o")]
-        library = sorted(str(path) for path in pathlib.Path("CMakeFiles/fsdp_objects.dir").rglob("*.o"))
+        # not what lies in the folder: it may have objects of sources that are gone
+        compiled = json.loads(pathlib.Path("compile_commands.json").read_text())
+        outputs = (re.search(r" -o (\S+)", entry["command"])[1] for entry in compiled)
+        library = sorted(path for path in outputs if path.startswith("CMakeFiles/fsdp_objects.dir/"))
         at = command.index(ARCHIVE)
         command[at:at + 1] = needed(tool, shared[0], library)
     return subprocess.run(command).returncode

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Makes the packages of fsdp. ./dev wheel, ./dev deb, ./dev tarball and ./dev release call it.
-# usage: package.sh wheel|deb|tarball|release
+# usage: package.sh wheel|deb|tarball|release|pack|collect
 #
 #   wheel    build-wheel/dist/fsdp_toolkit-VERSION-py3-none-manylinux_2_28_x86_64.whl
 #   tarball  build-wheel/dist/fsdp-VERSION-linux-x86_64.tar.xz: tools of one file each, the library, pages
 #   deb      build-deb/dist/*.deb: fsdp-tools, libfsdp, libfsdp-dev for this distribution
 #   release  all three in release/, with SHA256SUMS and the list of what they hold (SPDX)
+#   pack, collect  for tests: wheel and tarball of the trees that are there; release/ of what was made
 # The same commit gives the same bytes: files have the commit's time (SOURCE_DATE_EPOCH).
 set -euo pipefail
 export LC_ALL=C
@@ -73,21 +74,26 @@ make_release() {
 }
 
 case ${1:-} in
-deb) make_debs ;;
+wheel)
+    "$here/portable.sh"
+    make_wheel
+    ;;
 tarball)
     "$here/portable.sh"
     make_tarball
     ;;
+deb) make_debs ;;
+pack)
+    make_wheel
+    make_tarball
+    ;;
+collect) make_release ;;
 release)
     "$here/portable.sh"
     make_wheel
     make_tarball
     make_debs
     make_release
-    ;;
-wheel)
-    "$here/portable.sh"
-    make_wheel
     ;;
 *) die "it makes wheel, deb, tarball or release, not '${1:-}'" ;;
 esac

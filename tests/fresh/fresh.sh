@@ -19,51 +19,15 @@ die() { printf 'fresh: %s\n' "$*" >&2; exit 2; }
 say() { printf '%s %s: %s\n' "$RELEASE" "$scenario" "$*" | tee -a "$WORK/summary"; }
 
 case $RELEASE in bookworm | trixie) ;; *) die "it knows bookworm and trixie, not '$RELEASE'" ;; esac
-[ "$(id -u)" = 0 ] || die "only root can make a root: sudo ./dev fresh"
-command -v debootstrap >/dev/null || die "it needs debootstrap: apt-get install debootstrap"
-
 # --- roots ----------------------------------------------------------------------------------------
 
-# The mirror that this machine's apt takes Debian from; nothing where it has none: debootstrap knows one.
-mirror() {
-    # shellcheck disable=SC2016 # apt-get expands it
-    apt-get indextargets --format '$(SITE) $(ORIGIN) $(COMPONENT)' 'Created-By: Packages' 2>/dev/null |
-        sed -n 's,^\([^ ]*[^y]\) Debian main$,\1,p' | head -n 1
-}
-
-# inside ROOT USER COMMAND: a login of USER types COMMAND in the project's folder.
-inside() {
-    local root=$1 user=$2 home=/home/$2
-    [ "$user" != root ] || home=/root
-    # shellcheck disable=SC2016 # the inner shell expands it
-    unshare --mount --pid --fork --kill-child bash -ec '
-        mount -t proc proc "$1/proc"
-        mount --rbind /sys "$1/sys"
-        mount --rbind /dev "$1/dev"
-        mount -t tmpfs -o mode=1777 shm "$1/dev/shm"
-        exec chroot "$1" su --login "$2" --command "cd \"$3/fsdp\" && $4"' \
-        - "$root" "$user" "$home" "$3" </dev/null
-}
-
-make_base() {
-    local base=$WORK/$RELEASE-base mirrors
-    [ ! -e "$base/complete" ] || return 0
-    mkdir -p "$WORK"
-    rm -rf "$base"
-    mapfile -t mirrors < <(mirror)
-    debootstrap --variant=minbase --include=ca-certificates "$RELEASE" "$base" "${mirrors[@]}" \
-        >"$base.log" 2>&1 || die "debootstrap failed: $base.log"
-    touch "$base/complete"
-}
+# shellcheck source=tests/fresh/roots.sh
+. "$HERE/tests/fresh/roots.sh"
 
 # make_root SCENARIO: with the sources as they are in this checkout, and packages that other roots fetched.
 make_root() {
     local root=$WORK/$RELEASE-$1 user=$2 home
-    rm -rf "$root"
-    cp -a --reflink=auto "$WORK/$RELEASE-base" "$root"
-    cp /etc/resolv.conf "$root/etc/resolv.conf"
-    printf '127.0.0.1 localhost\n127.0.1.1 %s\n' "$(hostname)" >"$root/etc/hosts" # as the installer does
-    grep -lsi 'acquire::.*proxy' /etc/apt/apt.conf.d/* | xargs -r cp -t "$root/etc/apt/apt.conf.d" || true
+    copy_base "$RELEASE-base" "$root"
     mkdir -p "$WORK/$RELEASE-packages"
     find "$WORK/$RELEASE-packages" -name '*.deb' -exec cp -t "$root/var/cache/apt/archives" {} +
     rm -f "$root/etc/apt/apt.conf.d/docker-clean"
@@ -72,7 +36,7 @@ make_root() {
     home=/root
     if [ "$user" != root ]; then
         home=/home/$user
-        chroot "$root" useradd --create-home --shell /bin/bash "$user"
+        add_user "$root" "$user"
     fi
     mkdir -p "$root$home/fsdp"
     # what git lists and is not there was removed, and is not a failure
@@ -161,7 +125,7 @@ for scenario in "$@"; do
     guest | cmake) user=guest ;;
     *) die "it knows root, sudo, guest and cmake, not '$scenario'" ;;
     esac
-    make_base
+    make_base "$RELEASE-base" "$RELEASE" ca-certificates
     root=$WORK/$RELEASE-$scenario
     make_root "$scenario" "$user"
     : >"$root.log"
