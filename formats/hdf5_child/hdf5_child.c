@@ -383,7 +383,7 @@ static fsdp_status read_box(fsdp_h5_child *child, const fsdp_h5_message *request
     return status;
 }
 
-/* --- requests --------------------------------------------------------------------------------- */
+/* === requests ================================================================================= */
 
 static void send_failure(const fsdp_h5_child *child, fsdp_status status, const fsdp_error *err)
 {

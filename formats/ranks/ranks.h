@@ -9,7 +9,7 @@
  *         -> ranks_read.c    bid, open, and the loop that reads one file after another; Meta's parts of
  *                            tensor parallelism, joined by rules and params.json
  *         -> ranks_dist.c    DTensor, ShardedTensor: the mesh, the rank's coordinate, boxes of the whole
- *         -> ranks_plain.c   other tensors and values: equal on all ranks, or kept per rank
+ *         -> ranks.c         other tensors and values: equal on all ranks, or kept per rank
  *         -> ranks_flat.c    FSDP1's flat parameters, split into parameters; pieces without shapes get those
  *                            of a model that was named
  *         -> ranks_read.c    drops replicas, checks for missing ranks, fills the source
@@ -179,7 +179,7 @@ fsdp_status rank_files_add_chunk(rank_files *set, rank_chunks *chunks, int rank,
 fsdp_status rank_files_spread(rank_files *set, rank_entry *entry, fsdp_dtype dtype, int ndim,
                             const int64_t *shape, fsdp_error *err);
 
-/* --- ranks_dist.c, ranks_plain.c, ranks_flat.c: of a torch_visitor, whose context is the rank_files --- */
+/* --- ranks_dist.c, ranks.c, ranks_flat.c: of a torch_visitor, whose context is the rank_files --- */
 
 fsdp_status rank_files_distributed(void *context, const torch_item *found, const torch_wrapper *wrapper,
                                    fsdp_error *err);

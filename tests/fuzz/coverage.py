@@ -42,7 +42,7 @@ PARSERS = {
     "npz": "formats/npy/npz_read",
     "plan": "statedict/convert/plan_read",
     "ranks": "formats/ranks/ranks formats/ranks/ranks_dist formats/ranks/ranks_flat "
-             "formats/source/rank_names formats/ranks/ranks_plain formats/ranks/ranks_read",
+             "formats/source/rank_names formats/ranks/ranks_read",
     "safetensors": "formats/safetensors/safetensors_header formats/safetensors/safetensors_read",
     "tokenizer": "formats/tokenizer/json_part formats/tokenizer/tokenizer_json "
                  "formats/tokenizer/tokenizer_rules runtime/tokens/tokenizer "
