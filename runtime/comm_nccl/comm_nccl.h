@@ -198,7 +198,7 @@ fsdp_nccl_result fsdp_nccl_poll(const fsdp_nccl *nccl, fsdp_nccl_comm handle);
 void fsdp_nccl_advance(nccl_group *group);
 void fsdp_nccl_nap(unsigned naps);
 /* Takes the communicator of a group for its end, and puts the group into the list; false: it has none, or
- * another thread has taken it. */
+ * it was taken. With the transport's lock, or when the watch does not know the group any more. */
 bool fsdp_nccl_take_handle(nccl_group *group, nccl_group **list);
 /* Ends all communicators of the list by threads of their own, and returns at once. */
 void fsdp_nccl_end(nccl_group *list, bool aborts);

@@ -85,11 +85,12 @@ fsdp_nccl_result fsdp_nccl_poll(const fsdp_nccl *nccl, fsdp_nccl_comm handle)
 
 bool fsdp_nccl_take_handle(nccl_group *group, nccl_group **list)
 {
-    fsdp_nccl_comm handle = atomic_exchange(&group->handle, NULL);
+    fsdp_nccl_comm handle = atomic_load(&group->handle);
     if (!handle)
         return false;
     group->ended = handle;
-    atomic_store(&group->end, FSDP_NCCL_ENDING);
+    atomic_store(&group->end, FSDP_NCCL_ENDING); /* first: who finds no handle looks at it */
+    atomic_store(&group->handle, NULL);
     /* The creator comes last: NCCL waits there for its thread, which may wait for the GPU. */
     while (*list && group->is_creator)
         list = &(*list)->next_ended;
@@ -124,10 +125,13 @@ static void abort_groups(const fsdp_nccl *nccl, nccl_group *list)
 {
     const bool in_group = nccl->version >= FSDP_NCCL_ABORTS_IN_GROUPS;
     const int64_t until_ms = fsdp_now_ms() + CALL_MS;
-    if (in_group) {
+    if (in_group)
         (void)nccl->GroupStart();
-        for (nccl_group *group = list; group; group = group->next_ended)
-            abort_group(nccl, group);
+    for (nccl_group *group = list; in_group && group; group = group->next_ended) {
+        if (!group
+                 ->is_blocking) /* a call returns by itself, and must not meet NCCL's wait for its thread */
+            await_call(group, until_ms);
+        abort_group(nccl, group);
     }
     for (nccl_group *group = list; group; group = group->next_ended)
         await_call(group, until_ms);
@@ -164,7 +168,8 @@ static void end_groups(nccl_group *list, bool aborts)
     const nccl_transport *transport = list->transport;
     const fsdp_nccl *nccl = transport->nccl;
     const int64_t until_ms = fsdp_now_ms() + atomic_load(&transport->base.deadline_ms);
-    (void)transport->device->ops->choose_gpu(transport->device); /* NCCL returns to it */
+    /* NCCL comes back to this thread's GPU, and would begin with a context on GPU 0. */
+    (void)transport->device->ops->choose_gpu(transport->device);
     if (aborts)
         abort_groups(nccl, list);
     for (nccl_group *group = list; group && !aborts; group = group->next_ended)

@@ -874,11 +874,11 @@ static void forget(const struct ncclComm *comm, const void *data)
 }
 
 /* NCCL frees the operations and registrations of a communicator with it, and the memory that a call of
- * another thread uses. */
+ * another thread uses. Afterwards it chooses the thread's GPU again, which then gets a context. */
 static void reclaim(struct ncclComm *comm)
 {
     pthread_mutex_lock(&lock);
-    misuses += comm->callers > 0;
+    misuses += comm->callers > 0 || (fake_nccl.gpu && fake_nccl.gpu() != comm->gpu);
     await_idle(comm->gpu);
     alive--;
     forget(comm, NULL);

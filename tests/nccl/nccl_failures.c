@@ -444,6 +444,27 @@ static void ends_all_groups_at_once(void)
                "rank 2 did not come within 1 s to all_reduce of 8 f32 for layers.1 (call 1)");
 }
 
+/* Rank 2 gives up a group: NCCL cannot end it on rank 0 before the other one, which rank 2 does not know. */
+static fsdp_status give_up_one_of_two(nccl_rank *rank, fsdp_error *err)
+{
+    const fsdp_error why = {.status = FSDP_ERR_NO_SPACE, .text = "the disk is full"};
+    const struct timespec moment = {.tv_nsec = 500000000};
+    if (rank->rank != 2)
+        return wait_in_two_groups(rank, err);
+    fsdp_comm *none = NULL; /* the pair of the others, which all ranks make */
+    FSDP_TRY(rank->transport->ops->comm_create(rank->transport, (int[]){0, 1}, 2, 1, &none, err));
+    nanosleep(&moment, NULL); /* the others have given their work by now */
+    fsdp_comm_abort(rank->comm, &why);
+    return await_failure(rank, err);
+}
+
+static void gives_up_one_of_two_groups(void)
+{
+    plan((fake_nccl_plan){.rank = -1});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = give_up_one_of_two},
+               FSDP_ERR_NO_SPACE, 2, "the disk is full");
+}
+
 /* With work of two groups on its GPU. */
 static fsdp_status leave_two_groups(nccl_rank *rank, fsdp_error *err)
 {
@@ -462,9 +483,31 @@ static fsdp_status leave_two_groups(nccl_rank *rank, fsdp_error *err)
     return status;
 }
 
+/* The others have left before, so that no beat tells anything any more. */
+static fsdp_status leave_two_groups_last(nccl_rank *rank, fsdp_error *err)
+{
+    const struct timespec beats = {.tv_sec = 2, .tv_nsec = 500000000};
+    fsdp_comm *pair = NULL;
+    FSDP_TRY(rank->transport->ops->comm_create(rank->transport, (int[]){0, 1}, 2, 1, &pair, err));
+    nccl_rank in_pair = *rank;
+    in_pair.comm = pair;
+    fsdp_status status = FSDP_OK;
+    if (rank->rank == 0) {
+        nanosleep(&beats, NULL);
+        status = give_call(&in_pair, err);
+        if (status == FSDP_OK)
+            status = give_call(rank, err);
+        rank->transport->exit_code = FSDP_ERR_NOT_FOUND;
+    }
+    fsdp_comm_free(pair);
+    return status;
+}
+
 static void leaves_two_groups(void)
 {
     plan((fake_nccl_plan){.rank = -1});
+    expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = leave_two_groups_last},
+               FSDP_OK, 0, "");
     expect_all(&(nccl_world){.size = RANKS, .deadline_ms = LONG_MS, .body = leave_two_groups},
                FSDP_ERR_PEER, 0, "rank 0 has left with exit code 3 (not found): no corpus");
 }
@@ -692,6 +735,7 @@ static const test_case cases[] = {
     {"blocks_in_a_call", blocks_in_a_call},
     {"frees_memory_in_a_call", frees_memory_in_a_call},
     {"two_groups", ends_all_groups_at_once},
+    {"gives_up_one_of_two", gives_up_one_of_two_groups},
     {"leaves_two_groups", leaves_two_groups},
     {"busy", is_busy},
     {"no_gpu", has_no_gpu},
