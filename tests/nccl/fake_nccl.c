@@ -625,9 +625,12 @@ EXPORT fsdp_nccl_result ncclGroupStart(void)
     return FSDP_NCCL_SUCCESS;
 }
 
-/* By a thread each, and the caller waits for all: here they are told to end already. */
+/* By a thread each, and the caller waits for all: here they are told to end already. It takes a while. */
 static void end_grouped(void)
 {
+    const struct timespec moment = {.tv_nsec = 100000000};
+    if (to_end)
+        nanosleep(&moment, NULL);
     while (to_end) {
         struct ncclComm *comm = to_end;
         to_end = comm->next_to_end;
