@@ -9,7 +9,6 @@
 #include "statedict/sd/layout_internal.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 

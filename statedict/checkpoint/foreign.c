@@ -14,10 +14,8 @@
 #include "statedict/checkpoint/one_file.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/sd/layout_internal.h"
-#include <fsdp/convert.h>
 #include <fsdp/run.h>
 
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 

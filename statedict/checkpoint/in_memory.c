@@ -4,7 +4,6 @@
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
 #include "base/core/mem.h"
-#include "base/data/box_internal.h"
 #include "kernels/kernels.h"
 #include "statedict/sd/layout_internal.h"
 

@@ -3,7 +3,6 @@
  * for loaders and names of one tensor, and describes the target. Writes nothing. See convert_job.h.
  */
 #include "base/data/flow.h"
-#include "base/data/name_path.h"
 #include "base/text.h"
 #include "formats/source.h"
 #include "kernels/quants.h"
@@ -16,7 +15,6 @@
 #include "statedict/expect/hf_model.h"
 #include "statedict/run/hub_cache.h"
 #include "statedict/run/remote_path.h"
-#include "statedict/sd/layout_internal.h"
 #include "statedict/select/drop_rules.h"
 #include "statedict/select/model_part.h"
 #include "statedict/select/optim_form.h"

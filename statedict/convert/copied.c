@@ -347,7 +347,7 @@ static fsdp_status add_file_code(const char *path, const fsdp_access *access, fs
     return names->failed ? fsdp_fail_memory(err, path) : FSDP_OK;
 }
 
-/* Files obey the rule of values: code is copied only where it is asked for (fsdp_plan_note_code). */
+/* Files obey the rule of values: code is copied only where it is asked for (plan_notes.c). */
 static fsdp_status find_code(fsdp_copies *copies, const fsdp_convert_opts *opts, const char *path,
                              fsdp_copied_file *file, fsdp_error *err)
 {

@@ -8,7 +8,6 @@
 #include "base/io/io_dry.h"
 #include "base/io/io_reuse.h"
 #include "formats/source.h"
-#include "statedict/commit/commit_internal.h"
 #include "statedict/select/selection.h"
 #include "statedict/sd/layout_internal.h"
 

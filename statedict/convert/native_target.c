@@ -9,7 +9,6 @@
 #include "base/core/pool.h"
 #include "statedict/checkpoint/one_file.h"
 #include "statedict/commit/commit_internal.h"
-#include "statedict/commit/space.h"
 #include "statedict/convert/convert_job.h"
 #include "statedict/save/publish.h"
 #include "statedict/sd/layout_internal.h"

@@ -2,7 +2,6 @@
 #include "statedict/convert/output_place.h"
 
 #include "base/core/mem.h"
-#include "base/data/flow.h"
 #include "base/data/json.h"
 #include "formats/source.h"
 #include "statedict/checkpoint/checkpoint_internal.h"

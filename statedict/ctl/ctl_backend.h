@@ -1,7 +1,7 @@
 /*
  * The interface of control-plane back ends: messages between two ranks with a deadline. All
  * collectives are written once on top of it (ctl.c); back ends are ctl_self.c, ctl_threads.c, and
- * runtime/bootstrap/ctl_mpi.c and ctl_tcp.c.
+ * rendezvous.c (TCP) and ctl_mpi.c of runtime/bootstrap.
  */
 #ifndef FSDP_CTL_BACKEND_H
 #define FSDP_CTL_BACKEND_H

@@ -9,7 +9,6 @@
 #include "statedict/derive/python_expression.h"
 #include "statedict/run/hub_cache.h"
 #include "statedict/run/remote_path.h"
-#include "statedict/sd/layout_internal.h"
 #include "statedict/sd/meter.h"
 
 #include <inttypes.h>

@@ -20,6 +20,7 @@
  *   element_types.c       quantized weights of a model as plain ones; blocks and vectors as the target needs
  *                         them
  *   tied_names.c          names of tied tensors that the files lack
+ *   numbered_optim.c      names for the parameters that an optimizer numbers
  *
  * Nodes live in an arena and are never changed; several threads may read one at once, each with a block
  * reader of its own, which has the buffers. Callers: map and convert.

@@ -1,11 +1,9 @@
 /* Quantized weights as plain ones, and blocks and vectors as a target needs them: see element_types.h. */
 #include "statedict/derive/element_types.h"
 #include "base/text.h"
-#include "kernels/kernels.h"
 #include "kernels/quants.h"
 #include "statedict/derive/derived.h"
 #include "statedict/derive/derived_checkpoint.h"
-#include "statedict/sd/layout_internal.h"
 #include "statedict/select/selection.h"
 #include "statedict/select/vectors.h"
 

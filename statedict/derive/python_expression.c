@@ -5,7 +5,6 @@
 #include "statedict/derive/python_expression.h"
 #include "base/text.h"
 
-#include <inttypes.h>
 #include <string.h>
 
 /* === states =================================================================================== */

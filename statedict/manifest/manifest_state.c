@@ -11,7 +11,6 @@
 #include "statedict/sd/layout_internal.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 enum { BOXES_MAX = 65536 }; /* explicit boxes of one tensor */

@@ -4,7 +4,6 @@
  */
 #include "base/data/value_internal.h"
 #include "statedict/map/map_rules.h"
-#include "statedict/sd/layout_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

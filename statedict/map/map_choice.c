@@ -379,7 +379,7 @@ static bool may_lead(const map_choice *choice, const fsdp_builtin_map *map, cons
     return is_for && (strcmp(map->layouts[0], layout) == 0 || strcmp(map->layouts[1], layout) == 0);
 }
 
-/* Reads a map file. */
+/* Reads a map file of at most FILE_MOST bytes. */
 static fsdp_status open_file(fsdp_io *io, const char *path, fsdp_map **map_out, fsdp_error *err)
 {
     char *text = NULL;

@@ -5,7 +5,6 @@
  */
 #include "statedict/map/map_rules.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,8 +4,6 @@
  */
 #include "statedict/map/map_rules.h"
 
-#include "base/text.h"
-
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>

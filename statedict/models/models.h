@@ -6,11 +6,11 @@
  * all that. No other file of the project lists families: a new one is a new text.
  *
  *   models.c        finds a description and reads its text
- *   config.c        config.json, read once: its members, as numbers for formulas
+ *   config.c        config.json, read once: its members; formulas over them for shapes and conditions
+ *                   ("2 * intermediate_size", "layer in mlp_only_layers")
  *   config_file.c   finds config.json next to a checkpoint
  *   rope.c          the rotary positions of a config.json
  *   params_config.c a config.json of Meta's params.json
- *   formula.c       "2 * intermediate_size", "layer in mlp_only_layers": shapes and conditions
  *
  * In: a model_type, or the text of a config.json, which may be hostile. Out: structs in an arena of the
  * caller. Callers: rooms of statedict above this one, and runtime/transformer, which declares its parameters

@@ -13,7 +13,6 @@
 #include "base/core/pool.h"
 #include "base/data/box_internal.h"
 #include "base/data/flow.h"
-#include "statedict/commit/commit_internal.h"
 #include "statedict/commit/space.h"
 #include "statedict/ctl/ctl_backend.h"
 #include "statedict/manifest/manifest.h"
