@@ -1,6 +1,6 @@
 /*
  * Room tokenizer: tokenizer.model of SentencePiece, a ModelProto of its sentencepiece_model.proto. It is read
- * without a library of Protocol Buffers. In comes the whole file, out come its pieces; gguf_sentencepiece.c
+ * without a library of Protocol Buffers. In comes the whole file, out come its pieces; gguf_tokenizer.c
  * makes the tokens of GGUF of them. Files that SentencePiece itself does not load are FSDP_ERR_DAMAGED.
  */
 #ifndef FSDP_SENTENCEPIECE_H

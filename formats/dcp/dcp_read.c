@@ -16,8 +16,6 @@
 #include "kernels/kernels.h"
 
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { BITS_OF_METADATA = 100, BITS_OF_RANKS = 90, BITS_OF_REMAINS = 50 };

@@ -1,4 +1,5 @@
-/* Shared by the files of this room: members of dicts, values, kinds of moments, tensors. See deepspeed.h. */
+/* Shared by the files of this room: members of dicts, values, what several files say, kinds of moments,
+ * tensors. See deepspeed.h. */
 #include "formats/deepspeed/deepspeed.h"
 #include "base/data/value_internal.h"
 #include "kernels/kernels.h"

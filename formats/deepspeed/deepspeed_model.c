@@ -4,8 +4,6 @@
  */
 #include "formats/deepspeed/deepspeed.h"
 
-#include "base/data/box_internal.h"
-
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

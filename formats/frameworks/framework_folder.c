@@ -1,6 +1,6 @@
 /*
- * What each look into a directory keeps to while a path is resolved: the number of looks, and links.
- * Patterns of names: see frameworks.h.
+ * Limits of the looks into directories while a path is resolved: their number, and links; and patterns of
+ * names. See framework_folder.h and frameworks.h.
  */
 #include "formats/frameworks/framework_folder.h"
 

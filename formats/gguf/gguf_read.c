@@ -7,8 +7,6 @@
 #include "base/core/bytes.h"
 
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* === input ==================================================================================== */

@@ -6,7 +6,6 @@
 #include "formats/gguf/gguf.h"
 #include "formats/target/packed_internal.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 

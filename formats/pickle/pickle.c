@@ -12,9 +12,7 @@
 #include "formats/pickle/pickle_opcodes.h"
 #include "formats/pickle/pickle_vm.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

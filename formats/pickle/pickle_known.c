@@ -4,7 +4,6 @@
  */
 #include "formats/pickle/pickle_vm.h"
 #include <fsdp/dtype.h>
-#include "base/text.h"
 
 #include <stdio.h>
 #include <string.h>

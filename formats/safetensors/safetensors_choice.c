@@ -8,7 +8,6 @@
 #include "base/text.h"
 #include "formats/source.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

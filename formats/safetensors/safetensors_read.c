@@ -8,7 +8,6 @@
 #include "formats/safetensors/safetensors.h"
 #include "formats/safetensors/safetensors_tree.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 

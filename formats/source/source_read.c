@@ -10,7 +10,6 @@
 #include "base/data/flow.h"
 #include "kernels/kernels.h"
 
-#include <inttypes.h>
 #include <string.h>
 
 enum {

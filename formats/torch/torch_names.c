@@ -11,7 +11,6 @@
 #include "base/data/name_path.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
