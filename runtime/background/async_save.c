@@ -24,7 +24,6 @@
 #include "runtime/launch/world_internal.h"
 #include "runtime/staging/snapshot.h"
 #include "runtime/state/state_internal.h"
-#include "runtime/step/step_internal.h"
 #include "statedict/ctl/ctl_backend.h"
 #include "statedict/manifest/disk_names.h"
 #include "statedict/save/save_call.h"

@@ -120,7 +120,7 @@ fsdp_status fsdp_group_connect(fsdp_group *group, fsdp_error *err);
 /* Collective over the world: reductions on a communicator of their own, or no longer. */
 fsdp_status fsdp_group_separate_reduce(fsdp_group *group, fsdp_error *err);
 
-/* --- group.c ---------------------------------------------------------------------------------- */
+/* --- group_gather.c: groups are made, laid out, freed ----------------------------------------- */
 
 /* Local. The parameters among these that lie on the mesh and have no group become the group's. */
 fsdp_status fsdp_group_take_params(fsdp_group *group, fsdp_param *const *params, size_t count,
@@ -145,7 +145,7 @@ void fsdp_group_drop_gather(fsdp_group *group);
 /* Frees a gather after a wait of the compute stream: shards and slices that it reads may change then. */
 void fsdp_group_cancel_gather(fsdp_group *group);
 
-/* --- reductions: group_reduce.c, group.c ---------------------------------------------------- */
+/* --- group_reduce.c --------------------------------------------------------------------------- */
 
 /* Gradients of this backward are kept for a later one. */
 fsdp_status fsdp_group_keep_grads(fsdp_group *group, fsdp_error *err);
@@ -158,8 +158,6 @@ void fsdp_group_wait_reduced(fsdp_group *group);
 fsdp_status fsdp_group_await_offloaded(const fsdp_group *group, fsdp_error *err);
 void fsdp_group_drop_grads(fsdp_group *group);         /* the reduced ones */
 
-/* --- memory of gradients (group.c) --------------------------------------------------------- */
-
 /* A block for the parameter's gradient, which other ranks can read where reductions are made directly. */
 fsdp_status fsdp_param_take_grad(fsdp_param *param, fsdp_error *err);
 
@@ -168,7 +166,7 @@ fsdp_status fsdp_param_take_grad(fsdp_param *param, fsdp_error *err);
 /* With --check: a gradient that the caller will overwrite is NaN until then. */
 void fsdp_param_spoil_grad(const fsdp_param *param);
 
-/* --- group.c ---------------------------------------------------------------------------- */
+/* --- group_trace.c ---------------------------------------------------------------------------- */
 
 void fsdp_trace_group(const fsdp_group *group, const char *event);    /* with its phase */
 

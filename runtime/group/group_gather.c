@@ -1,6 +1,6 @@
 /*
  * Gathers a group's parameters from the shards of all ranks, and reshards them. In docs/flow_step.md: steps 2
- * to 4.
+ * to 4. Groups are made, laid out and freed at the end; --check's tests of gathered parameters come first.
  *
  *   part        what it does                                                                  stream
  *   copy-in     padded shards, cast, side by side into this rank's place of one flat buffer   copy_in

@@ -10,11 +10,8 @@
 #include "runtime/step/step.h"
 #include "statedict/ctl/ctl_backend.h"
 #include "statedict/save/save_call.h"
-#include "statedict/sd/describe.h"
 #include "statedict/sd/layout_internal.h"
-#include <fsdp/run.h>
 
-#include <stdio.h>
 #include <string.h>
 
 /* === whole values ============================================================================= */

@@ -2,9 +2,6 @@
 #include "runtime/step/step_internal.h"
 #include "base/core/given.h"
 #include "base/core/mem.h"
-#include "base/text.h"
-#include "runtime/param/nearest_name.h"
-#include "statedict/sd/layout_internal.h"
 
 #include <math.h>
 #include <string.h>

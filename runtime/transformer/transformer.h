@@ -7,7 +7,8 @@
  *
  *   transformer_config.c   config.json <-> fsdp_transformer_config
  *   transformer_parts.c    tensors by their roles: the form of a family, parameters, units; arrays
- *   transformer.c          one layer, forward and backward; ids -> loss and gradients, logits, or next ids
+ *   transformer.c          linear layers (linear_layer.h); one layer, forward and backward; ids -> loss and
+ *                          gradients, logits, or next ids
  *
  * Names in state dicts are those of Hugging Face after "model." (state.h). A tied head is an alias.
  * Gradients are sums over ranks, not means: `scale` of a microbatch divides by the tokens of the whole step,
