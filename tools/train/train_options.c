@@ -3,7 +3,6 @@
  * the command line of fsdp-train. See train_config.h and train.h.
  */
 #include "tools/train/train.h"
-#include "runtime/transformer/transformer.h"
 #include "tools/cli/cli.h"
 #include "tools/train/train_config.h"
 
