@@ -308,6 +308,10 @@ def saves_in_the_background(place):
 def dcp_saves_and_loads(place):
     dcp.save(sharded_state(), storage_writer=fsdp.torch.Writer(place + "/a"))
     check_file(place + "/a", "Writer")
+    if dist.get_rank() == 0:
+        with fsdp.open(place + "/a") as checkpoint:  # meshes are kept where all ranks of one write
+            assert checkpoint.layout("model.tiles.even").mesh == {"dp": 2, "tp": 2}
+            assert len(checkpoint.layout("model.hsdp.even").boxes) == 2
     dcp.save(sharded_state(), checkpoint_id=place + "/b", storage_writer=fsdp.torch.Writer(compress=True))
     check_file(place + "/b", "Writer with checkpoint_id")
     raised(CheckpointException, "exists", lambda: dcp.save(

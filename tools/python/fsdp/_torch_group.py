@@ -162,7 +162,8 @@ class Place:
 def save_declared(group, declaration, place, progress):
     """Collective."""
     try:
-        state = StateDict(declaration.agree(group.control))
+        declaration = declaration.agree(group.control)
+        state = group.agree(lambda: StateDict(declaration))
         with shown(progress if group.rank == 0 else None, "save") as callback:
             watch = Watch(callback)
             watch.fill(place.opts.watch)

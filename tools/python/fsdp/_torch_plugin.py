@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkSt
                                                    StorageMeta, TensorProperties, TensorStorageMetadata)
 from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from . import _arrays as arrays
@@ -83,7 +84,8 @@ class _Ranks(Group):
     """The ranks of a plan, which the coordinator has named."""
 
     def __init__(self, where, members):
-        super().__init__(where["rank"], len(members))
+        position = {member[2]: rank for rank, member in enumerate(members) if member}
+        super().__init__(where["rank"], len(members), position)
         self.members, self.where = members, {name: where[name] for name in ("host", "port", "job")}
 
     def connect(self, listener=None):
@@ -130,7 +132,8 @@ class Writer(StorageWriter):
         self._is_alone = not kwargs.get("use_collectives", True)
 
     def prepare_local_plan(self, plan):
-        return dataclasses.replace(plan, storage_data={"member": [socket.gethostname(), os.getpid()]})
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        return dataclasses.replace(plan, storage_data={"member": [socket.gethostname(), os.getpid(), rank]})
 
     def prepare_global_plan(self, plans):
         """Adds to each plan where rank 0 listens."""
@@ -199,6 +202,9 @@ class Writer(StorageWriter):
             item, data = parts[0]
             if item.type == WriteItemType.BYTE_IO:
                 declaration.add(name, tuple(path), read_bytes(data.getvalue()))
+                continue
+            whole = getattr(planner, "state_dict", {}).get(fqn)
+            if type(whole) is DTensor and declaration.add_local(name, tuple(path), whole, data):
                 continue
             shards = [(list(part.tensor_data.chunk.offsets), tensor) for part, tensor in parts]
             declaration.add_shards(name, tuple(path), tuple(item.tensor_data.size), data.dtype, shards)

@@ -384,6 +384,16 @@ class Declaration:
         except UsageError:
             raise refuse(name, f"has the dtype {dtype}, which a checkpoint cannot hold") from None
 
+    def add_local(self, name, path, whole, local):
+        """Declares a DTensor whose shard is `local`, if a mesh layout describes it. Returns false if none
+        does."""
+        number = self.layouts.of_dtensor(name, whole._spec)
+        if number is None or local.shape != whole._local_tensor.shape or not self._fits(number, whole):
+            return False
+        self._append(name, path, local.dtype, whole._spec.shape, number, None)
+        self.addresses[name] = self.memory.of(plain(name, local))
+        return True
+
     def add_shards(self, name, path, shape, dtype, shards):
         """Declares a tensor of which this rank has the shards [(offset, tensor), ...], maybe none."""
         shards = [(lo, tensor) for lo, tensor in shards if tensor.numel()]

@@ -25,7 +25,7 @@ from ._torch_plugin import Reader, Writer, install
 from ._torch_state import VALUE, Memory, StateDict
 from ._values import to_python
 
-__all__ = ["Reader", "Writer", "async_save", "install", "load", "save"]
+__all__ = ["Reader", "Writer", "async_save", "install", "load", "save", "wait"]
 
 
 def save(state_dict, path, *, step=None, process_group=None, no_dist=False, keep_last=0, keep_every=0,
@@ -57,6 +57,11 @@ def async_save(state_dict, path, *, step=None, process_group=None, no_dist=False
         return group.pending
 
 
+def wait(process_group=None, no_dist=False):
+    """Waits for the save in the background, whose future has its failure. Collective."""
+    group_of(process_group, no_dist)
+
+
 def _state(state_dict):
     """The state with the states of its Stateful objects."""
     return {key: item.state_dict() if isinstance(item, Stateful) else item
@@ -76,7 +81,8 @@ def load(state_dict, path, *, process_group=None, no_dist=False, progress=None, 
             options_of.from_struct(c.fsdp_load_opts(), options, LOAD, "fsdp.torch.load")))
         opts.report = ctypes.pointer(report)
         try:
-            state = StateDict(declaration.agree(group.control))
+            merged = declaration.agree(group.control)
+            state = group.agree(lambda: StateDict(merged))
             with shown(progress if group.rank == 0 else None, "load") as callback:
                 watch = Watch(callback)
                 watch.fill(opts.watch)
