@@ -32,6 +32,7 @@ typedef struct fsdp_caps {
     bool lists_tuples;         /* a tuple that holds a tensor becomes a list */
     bool regroups;             /* a list or dict of values may become one name per value, or the reverse */
     bool takes_under;          /* names may be put below a key */
+    bool in_items;             /* every tensor is below a key of letters, digits, - and _: others get one */
 
     /* Its purpose: the names, dtypes and further entries that its loaders ask for. */
     bool model_only;           /* optimizer state is written only on request */

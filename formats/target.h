@@ -22,7 +22,9 @@
 #ifndef FSDP_TARGET_H
 #define FSDP_TARGET_H
 
+#include "base/data/name_path.h"
 #include "base/io/io.h"
+#include "base/text.h"
 #include <fsdp/box.h>
 #include <fsdp/dtype.h>
 #include <fsdp/format.h>
@@ -60,6 +62,17 @@ typedef struct fsdp_target_entry {
 
 fsdp_box fsdp_target_box_at(const fsdp_target_entry *entry, size_t number);
 
+/* How the boxes of sharded tensors follow from a mesh: each mesh dim cuts the tensor dim `shard_dim` (dim 0
+ * of tensors with fewer dims) as torch.chunk does, or holds copies. */
+enum { FSDP_TARGET_MESH_DIMS = 4 };
+typedef struct fsdp_target_mesh {
+    int ndim;
+    int64_t shape[FSDP_TARGET_MESH_DIMS];
+    const char *names[FSDP_TARGET_MESH_DIMS];  /* the user's; all NULL: the user named none */
+    bool copies[FSDP_TARGET_MESH_DIMS];
+    int shard_dim;
+} fsdp_target_mesh;
+
 typedef struct fsdp_target_opts {
     const fsdp_format *format;
     fsdp_io *io;
@@ -67,6 +80,7 @@ typedef struct fsdp_target_opts {
     const fsdp_target_entry *entries;  /* borrowed until finish or discard */
     size_t entry_count;
     int world;                 /* sharded: number of ranks */
+    const fsdp_target_mesh *mesh;      /* sharded: of that many ranks; NULL: one dim, which cuts dim 0 */
     int64_t max_file_bytes;    /* hf: bytes of tensors per file; 0: the format's default */
     const fsdp_target_tie *ties;       /* for formats that record them; borrowed as the entries are */
     size_t tie_count;
@@ -127,6 +141,11 @@ typedef struct fsdp_format_writer {
      * without caps.notes_ties. */
     bool (*notes_tie)(const char *dropped, size_t dropped_size, const char *kept, size_t kept_size);
 } fsdp_format_writer;
+
+/* Puts the new name of an entry into `item`, for formats with caps.in_items, where it is a tensor without a
+ * key above it, or its first element cannot be a key. item NULL: it is a value. */
+fsdp_status fsdp_target_put_into_item(const fsdp_path *old, const char *item, fsdp_text *name,
+                                      fsdp_error *err);
 
 /* The names that loaders give to files of weights ("model", "adapter_model", ...), up to NULL. */
 extern const char *const fsdp_hf_stems[];

@@ -32,6 +32,16 @@ static bool is_natural(const char *text, size_t size, size_t digits)
 }
 
 /* A natural number that fits an int64_t. */
+bool fsdp_name_is_key(const char *text, size_t size)
+{
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+    for (size_t i = 0; i < size; i++)
+        if (!memchr(letters, text[i], sizeof letters - 1))
+            return false;
+    return size > 0;
+}
+
 bool fsdp_path_is_number(const char *text, size_t size)
 {
     bool is_negative = size > 1 && text[0] == '-' && text[1] != '0';

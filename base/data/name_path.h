@@ -20,6 +20,9 @@ bool fsdp_path_in_tuple(int32_t element);
 /* Bytes of an element in the name. */
 size_t fsdp_path_bytes(int32_t element);
 
+/* True for letters, digits, '-' and '_', one at least: a key that is also a name of a file. */
+bool fsdp_name_is_key(const char *text, size_t size);
+
 /* True for text that spells a number as such a key does. */
 bool fsdp_path_is_number(const char *text, size_t size);
 

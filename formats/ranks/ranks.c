@@ -6,6 +6,7 @@
 #include "formats/ranks/ranks.h"
 
 #include "base/data/box_internal.h"
+#include "base/data/name_path.h"
 #include "base/data/value_internal.h"
 #include "formats/torch/torch_resave.h"
 
@@ -23,26 +24,56 @@ fsdp_status rank_files_spend(rank_files *set, size_t steps, fsdp_error *err)
 
 /* === entries ================================================================================== */
 
+/* The name below the key of the set. What is whole has the name of the key alone. */
+static fsdp_status spell_entry(rank_files *set, const char *name, size_t size, rank_entry *entry,
+                               fsdp_error *err)
+{
+    size_t key = set->key ? strlen(set->key) : 0, before = key > 0 && size > 0 ? key + 1 : key;
+    char *copy = fsdp_arena_alloc(&set->arena, before + size + 1, 1);
+    if (!copy)
+        return fsdp_fail_memory(err, "the names of ranks");
+    if (key > 0)
+        memcpy(copy, set->key, key);
+    if (before > key)
+        copy[key] = '.';
+    if (size > 0)
+        memcpy(copy + before, name, size);
+    entry->name = copy;
+    entry->name_size = before + size;
+    return FSDP_OK;
+}
+
+static fsdp_status nest_entry(rank_files *set, rank_entry *entry, fsdp_error *err)
+{
+    size_t count, keys = set->key != NULL;
+    const int32_t *nesting = fsdp_source_nesting(set->source, &count);
+    bool is_whole = fsdp_path_is_whole(nesting, count);
+    FSDP_TRY(rank_files_spend(set, count, err));
+    int32_t *path = fsdp_arena_alloc(&set->arena, count + 1, sizeof *path);
+    if (!path)
+        return fsdp_fail_memory(err, "the names of ranks");
+    if (keys > 0)
+        path[0] = (int32_t)strlen(set->key);
+    count = keys > 0 && is_whole ? 0 : count;
+    if (count > 0)
+        memcpy(path + keys, nesting, count * sizeof *path);
+    entry->path = path;
+    entry->path_count = keys + count;
+    return FSDP_OK;
+}
+
 fsdp_status rank_files_new_entry(rank_files *set, const char *name, size_t name_size,
                                  size_t *number_out, fsdp_error *err)
 {
     if (set->entry_count == 0)
         set->entry_count = 1; /* number 0 means "no entry" */
-    char *copy = fsdp_arena_strndup(&set->arena, name, name_size);
-    if (!copy ||
-        !fsdp_grow(&set->entries, &set->entry_room, set->entry_count + 1, sizeof *set->entries))
+    rank_entry entry = {.last_rank = -1};
+    FSDP_TRY(spell_entry(set, name, name_size, &entry, err));
+    FSDP_TRY(nest_entry(set, &entry, err));
+    if (!fsdp_grow(&set->entries, &set->entry_room, set->entry_count + 1, sizeof *set->entries))
         return fsdp_fail_memory(err, "the names of ranks");
-    size_t count;
-    const int32_t *nesting = fsdp_source_nesting(set->source, &count);
-    FSDP_TRY(rank_files_spend(set, count, err));
-    int32_t *path = fsdp_arena_alloc(&set->arena, count, sizeof *path);
-    if (!path)
-        return fsdp_fail_memory(err, "the names of ranks");
-    if (count > 0)
-        memcpy(path, nesting, count * sizeof *path);
     *number_out = set->entry_count;
-    set->entries[set->entry_count++] = (rank_entry){
-        .name = copy, .name_size = name_size, .path = path, .path_count = count, .last_rank = -1};
+    set->entries[set->entry_count++] = entry;
     return FSDP_OK;
 }
 
@@ -54,7 +85,9 @@ fsdp_status rank_files_entry(rank_files *set, const char *name, size_t name_size
     size_t number = known ? (size_t)*known : 0, fresh;
     if (!known) {
         FSDP_TRY(rank_files_new_entry(set, name, name_size, &number, err));
-        if (!fsdp_name_table_put(&set->names, set->entries[number].name, name_size, number))
+        const rank_entry *entry = &set->entries[number];
+        if (!fsdp_name_table_put(&set->names, entry->name + entry->name_size - name_size, name_size,
+                                 number))
             return fsdp_fail_memory(err, "the names of ranks");
     }
     while (set->entries[number].last_rank == set->rank) {
@@ -294,7 +327,8 @@ fsdp_status rank_files_value(void *context, const torch_item *found, fsdp_value 
     rank_files *set = context;
     rank_entry *entry;
     rank_item *item = NULL;
-    if (found->name_size == 0 && value->kind == FSDP_VALUE_DICT && value->as.list.count == 0)
+    if (!set->key && found->name_size == 0 && value->kind == FSDP_VALUE_DICT &&
+        value->as.list.count == 0)
         return FSDP_OK; /* a rank without the entry */
     if (fsdp_fact_is_step(found->name, found->name_size))
         FSDP_TRY(note_step(set, found, value, err));

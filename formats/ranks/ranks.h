@@ -8,15 +8,17 @@
  *   names -> source/rank_names.c (groups of files, and the rank of each)
  *         -> ranks_read.c    bid, open, and the loop that reads one file after another; Meta's parts of
  *                            tensor parallelism, joined by rules and params.json
- *         -> ranks_dist.c    DTensor, ShardedTensor: the mesh, the rank's coordinate, boxes of the whole
+ *         -> ranks_dist.c    DTensor, ShardedTensor: the mesh, the rank's coordinate, boxes of the whole;
+ *                            what metadata next to the files states of them
  *         -> ranks.c         other tensors and values: equal on all ranks, or kept per rank
  *         -> ranks_flat.c    FSDP1's flat parameters, split into parameters; pieces without shapes get those
  *                            of a model that was named
  *         -> ranks_read.c    drops replicas, checks for missing ranks, fills the source
  *   ranks.c holds entries and boxes for all of them.
  *
- * A pickle is freed before the next file is opened; its boxes and the places of their bytes are kept. Only
- * the table of formats in detect refers to this room. It calls torch and source.
+ * A pickle is freed before the next file is opened; its boxes and the places of their bytes are kept.
+ * Callers: the table of formats in detect, and torch_checkpointing, whose directories have a set of rank
+ * files per item and metadata next to them. It calls torch and source.
  */
 #ifndef FSDP_RANKS_H
 #define FSDP_RANKS_H
@@ -52,6 +54,37 @@ typedef struct rank_position {
 typedef struct rank_run {
     int64_t lo, len;
 } rank_run;
+
+typedef struct rank_placement {
+    enum { RANK_REPLICATE, RANK_SHARD, RANK_STRIDED } kind;
+    int dim;
+    int64_t split;
+} rank_placement;
+
+/* --- what is stated next to the files --- */
+
+/* A part that a rank holds: offset in the whole tensor, offset in the rank's own, lengths. */
+typedef struct rank_piece {
+    const int64_t *lo, *local, *len;
+} rank_piece;
+
+/* How the ranks hold a tensor, as the metadata of the checkpoint states it: by placements or by pieces. */
+typedef struct rank_statement {
+    fsdp_dtype dtype;
+    int ndim;
+    const int64_t *shape;      /* of the whole tensor */
+    const rank_mesh *mesh;     /* NULL: by pieces */
+    const rank_placement *placements;  /* one per mesh dim */
+    const rank_piece *pieces;  /* of the rank that was asked for */
+    size_t piece_count;
+} rank_statement;
+
+typedef struct rank_statements {
+    void *context;
+    const char *where;         /* "'PATH'" of the metadata */
+    /* The statement about the tensor of that name on a rank; NULL: none. */
+    const rank_statement *(*find)(void *context, const char *name, size_t size, int rank);
+} rank_statements;
 
 /* --- all rank files --- */
 
@@ -136,6 +169,11 @@ typedef struct rank_files {
     torch_memory *memory;
     const char *where;         /* the pattern, for messages */
     const rank_group *group;
+    const char *key;           /* above all names; NULL: none */
+    const rank_statements *statements; /* NULL: the files alone say where parts belong */
+    fsdp_status (*take)(void *set, const torch_item *found, torch_tensor *tensor, fsdp_error *err);
+                               /* a tensor that is not distributed; NULL: rank_files_tensor */
+    const char *const *expected;       /* with statements: per rank, the path of its file */
     fsdp_arena arena;
     int rank;                  /* the rank whose file is being read */
     int64_t world;             /* number of ranks that wrote, as far as known */
@@ -154,7 +192,12 @@ typedef struct rank_files {
     size_t mesh_count, mesh_room;
     rank_member *members;
     size_t member_count, member_room;
-    struct seen_mesh { fsdp_node node; size_t mesh; rank_position position; } *seen;
+    struct seen_mesh {
+        fsdp_node node;        /* of the current file; 0: it is stated */
+        const rank_mesh *stated;
+        size_t mesh;
+        rank_position position;
+    } *seen;
     size_t seen_count, seen_room;   /* meshes of the current file */
 
     rank_flat *flats;
@@ -186,6 +229,28 @@ fsdp_status rank_files_distributed(void *context, const torch_item *found, const
 fsdp_status rank_files_tensor(void *context, const torch_item *found, torch_tensor *tensor, fsdp_error *err);
 fsdp_status rank_files_value(void *context, const torch_item *found, fsdp_value *value, fsdp_error *err);
 fsdp_status rank_files_object(void *context, const torch_item *found, bool *taken_out, fsdp_error *err);
+
+/* --- ranks_dist.c --- */
+
+/* Compares a tensor that is not distributed in the file with the statement about it, if there is one, and
+ * places it when it is a part; *taken_out false: it is whole. */
+fsdp_status rank_files_place_stated(rank_files *set, const torch_item *found, const torch_tensor *tensor,
+                                    bool *taken_out, fsdp_error *err);
+
+/* --- ranks_read.c --- */
+
+/* A source of rank files, in this order: create; read each file; merge, after all files; ties, after all sets
+ * of the source. Release frees the set in any case. */
+fsdp_status rank_files_create(const fsdp_probe *probe, const char *format, rank_files *set, fsdp_error *err);
+/* Reads the file of a rank: a torch.save file. beneath: as in fsdp_source_add_file. */
+fsdp_status rank_files_read(rank_files *set, const char *directory, const rank_file *of, bool beneath,
+                            fsdp_error *err);
+/* Adds a file that the caller reads; set->rank, set->path and *file_out are of it then. */
+fsdp_status rank_files_begin(rank_files *set, const char *directory, const rank_file *of, bool beneath,
+                             int *file_out, fsdp_error *err);
+fsdp_status rank_files_merge(rank_files *set, const fsdp_source_model *model, fsdp_error *err);
+fsdp_status rank_files_add_ties(rank_files *set, fsdp_error *err);
+void rank_files_release(rank_files *set);
 
 /* Counts the bytes of a tensor that are compared, at most `most`: many views of one small storage would cost
  * much. */

@@ -18,12 +18,6 @@
  * sizes of pieces show which one a program used.
  */
 
-typedef struct rank_placement {
-    enum { RANK_REPLICATE, RANK_SHARD, RANK_STRIDED } kind;
-    int dim;
-    int64_t split;
-} rank_placement;
-
 /* The layout of a tensor on a mesh, and the order in which mesh dims cut it (first cut first; only those
  * that cut). */
 typedef struct rank_layout {
@@ -632,6 +626,81 @@ static fsdp_status find_mesh(rank_files *set, const torch_archive *archive, fsdp
     return FSDP_OK;
 }
 
+/* --- what is stated next to the files ------------------------------------------------------------- */
+
+/*
+ * Metadata next to rank files: a tensor that a file holds as a plain one is placed in the whole by what the
+ * metadata states, and one that says itself where it belongs must say the same.
+ */
+
+/* What a file says of a tensor. */
+typedef struct rank_found {
+    fsdp_dtype dtype;
+    int ndim;
+    const int64_t *shape;
+    const rank_mesh *mesh;
+    const rank_placement *placements;
+} rank_found;
+
+static const rank_statement *find_stated(const rank_files *set, const torch_item *item)
+{
+    const rank_statements *stated = set->statements;
+    return stated ? stated->find(stated->context, item->name, item->name_size, set->rank) : NULL;
+}
+
+static fsdp_status fail_stated(const rank_files *set, const torch_item *item, const char *what,
+                               fsdp_error *err)
+{
+    char shown[200];
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "%s and '%s' state a different %s of tensor '%s'" FSDP_TWO_SAVES,
+                     set->statements->where, set->path, what,
+                     fsdp_printable(item->name, item->name_size, shown, sizeof shown));
+}
+
+static bool same_shape(const rank_statement *stated, int ndim, const int64_t *shape)
+{
+    return stated->ndim == ndim &&
+           (ndim == 0 || memcmp(stated->shape, shape, (size_t)ndim * sizeof *shape) == 0);
+}
+
+static bool is_cut(const rank_statement *stated)
+{
+    for (int i = 0; stated->mesh && i < stated->mesh->ndim; i++)
+        if (stated->placements[i].kind != RANK_REPLICATE)
+            return true;
+    return stated->mesh == NULL;
+}
+
+static bool same_placements(const rank_statement *stated, const rank_placement *placements)
+{
+    for (int i = 0; i < stated->mesh->ndim; i++) {
+        const rank_placement *a = &stated->placements[i], *b = &placements[i];
+        if (a->kind != b->kind || (a->kind != RANK_REPLICATE && a->dim != b->dim) ||
+            (a->kind == RANK_STRIDED && a->split != b->split))
+            return false;
+    }
+    return true;
+}
+
+static fsdp_status compare_stated(const rank_files *set, const torch_item *item,
+                                  const rank_found *found, fsdp_error *err)
+{
+    const rank_statement *stated = find_stated(set, item);
+    if (!stated)
+        return FSDP_OK;
+    if (stated->dtype != found->dtype)
+        return fail_stated(set, item, "dtype", err);
+    if (!same_shape(stated, found->ndim, found->shape))
+        return fail_stated(set, item, "shape", err);
+    if (!stated->mesh)
+        return FSDP_OK;
+    if (!same_mesh(stated->mesh, found->mesh))
+        return fail_stated(set, item, "device mesh", err);
+    return same_placements(stated, found->placements) ? FSDP_OK
+                                                      : fail_stated(set, item, "placement", err);
+}
+
 /* --- DTensor: placements ------------------------------------------------------------------------- */
 
 static fsdp_node argument(const torch_archive *archive, fsdp_node object, const char *name,
@@ -815,12 +884,26 @@ static fsdp_status add_strided(const dtensor *at, fsdp_error *err)
     return st;
 }
 
-static fsdp_status check_fit(const torch_archive *archive, const rank_entry *entry, fsdp_error *err)
+static fsdp_status check_fit(const rank_files *set, const rank_entry *entry, fsdp_error *err)
 {
+    char shown[200];
     if (!entry->readings[RANK_ORDERED].fails || !entry->readings[RANK_LEFT_TO_RIGHT].fails)
         return FSDP_OK;
-    return bad_piece(archive, entry->name, entry->name_size,
-                     "has a local piece whose shape does not fit its placements on this rank", err);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s': distributed tensor '%s' has a local piece whose shape does not fit its "
+                     "placements on this rank",
+                     set->path, fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
+}
+
+/* Adds the piece under both interpretations of its placements. */
+static fsdp_status add_boxes(const dtensor *at, fsdp_error *err)
+{
+    FSDP_TRY(add_ordered(at, err));
+    if (at->layout->has_strided)
+        FSDP_TRY(add_strided(at, err));
+    else
+        at->entry->readings[RANK_LEFT_TO_RIGHT].fails = true;
+    return check_fit(at->set, at->entry, err);
 }
 
 static fsdp_status add_dtensor(rank_files *set, const torch_item *found,
@@ -857,13 +940,121 @@ static fsdp_status add_dtensor(rank_files *set, const torch_item *found,
                           .mesh_shape = set->meshes[seen->mesh].shape,
                           .coordinate = seen->position.coordinate};
     FSDP_TRY(read_layout(archive, spec, ndim, &layout, err));
+    const rank_found stated = {dtype, ndim, shape, &set->meshes[seen->mesh], layout.placements};
+    FSDP_TRY(compare_stated(set, found, &stated, err));
     dtensor at = {set, entry, &piece, &layout};
-    FSDP_TRY(add_ordered(&at, err));
-    if (layout.has_strided)
-        FSDP_TRY(add_strided(&at, err));
-    else
-        entry->readings[RANK_LEFT_TO_RIGHT].fails = true;
-    return check_fit(archive, entry, err);
+    return add_boxes(&at, err);
+}
+
+/* --- plain tensors that are parts --------------------------------------------------------------- */
+
+static void find_coordinate(const rank_mesh *mesh, int rank, rank_position *out)
+{
+    size_t at = 0;
+    while (at < mesh->count && mesh->ranks[at] != rank)
+        at++;
+    *out = (rank_position){.is_member = at < mesh->count};
+    for (int dim = mesh->ndim - 1; dim >= 0 && out->is_member; dim--) {
+        out->coordinate[dim] = (int64_t)at % mesh->shape[dim];
+        at /= (size_t)mesh->shape[dim];
+    }
+}
+
+/* The rank joins a stated mesh once per file. */
+static fsdp_status join_stated(rank_files *set, const rank_mesh *stated,
+                               const struct seen_mesh **seen_out, fsdp_error *err)
+{
+    struct seen_mesh seen = {.stated = stated};
+    rank_mesh copy = *stated;
+    for (size_t i = set->seen_count; i-- > 0;)
+        if (set->seen[i].stated == stated) {
+            *seen_out = &set->seen[i];
+            return rank_files_spend(set, set->seen_count - i, err);
+        }
+    FSDP_TRY(rank_files_spend(set, stated->count + set->mesh_count, err));
+    find_coordinate(stated, set->rank, &seen.position);
+    copy.ranks = fsdp_alloc(stated->count, sizeof *copy.ranks);
+    if (!copy.ranks)
+        return fsdp_fail_memory(err, "a device mesh");
+    memcpy(copy.ranks, stated->ranks, stated->count * sizeof *copy.ranks);
+    FSDP_TRY(join_mesh(set, &copy, seen.position.is_member, &seen.mesh, err));
+    if (!fsdp_grow(&set->seen, &set->seen_room, set->seen_count + 1, sizeof *set->seen))
+        return fsdp_fail_memory(err, "device meshes");
+    set->seen[set->seen_count] = seen;
+    *seen_out = &set->seen[set->seen_count++];
+    return FSDP_OK;
+}
+
+static fsdp_status place_on_mesh(rank_files *set, const torch_item *item, rank_entry *entry,
+                                 const rank_statement *stated, const torch_tensor *tensor,
+                                 fsdp_error *err)
+{
+    const struct seen_mesh *seen = NULL;
+    FSDP_TRY(join_stated(set, stated->mesh, &seen, err));
+    if (!seen->position.is_member)
+        return fail_stated(set, item, "device mesh", err);
+    rank_layout layout = {.mesh_ndim = stated->mesh->ndim,
+                          .mesh_shape = stated->mesh->shape,
+                          .coordinate = seen->position.coordinate};
+    memcpy(layout.placements, stated->placements,
+           (size_t)layout.mesh_ndim * sizeof *layout.placements);
+    rank_layout_order(&layout);
+    const dtensor at = {set, entry, tensor, &layout};
+    return add_boxes(&at, err);
+}
+
+/* Both corners were checked against the shapes of the statement; the file may hold a smaller tensor. */
+static bool holds_piece(const rank_piece *piece, const torch_tensor *tensor)
+{
+    for (int dim = 0; dim < tensor->ndim; dim++)
+        if (piece->local[dim] > tensor->shape[dim] ||
+            piece->len[dim] > tensor->shape[dim] - piece->local[dim])
+            return false;
+    return true;
+}
+
+static fsdp_status place_pieces(rank_files *set, const torch_item *item, rank_entry *entry,
+                                const rank_statement *stated, const torch_tensor *tensor,
+                                fsdp_error *err)
+{
+    entry->readings[RANK_LEFT_TO_RIGHT].fails = true;
+    for (size_t i = 0; i < stated->piece_count; i++) {
+        const rank_piece *piece = &stated->pieces[i];
+        fsdp_source_chunk chunk;
+        if (tensor->ndim != stated->ndim || !holds_piece(piece, tensor))
+            return fail_stated(set, item, "local shape", err);
+        torch_tensor_chunk(tensor, piece->lo, &chunk);
+        chunk.len = piece->len;
+        for (int dim = 0; dim < tensor->ndim; dim++)
+            chunk.offset += piece->local[dim] * tensor->strides[dim];
+        fsdp_box box = fsdp_box_whole(tensor->ndim, piece->len);
+        if (fsdp_box_count(&box) > 0)
+            FSDP_TRY(rank_files_add_chunk(set, &entry->readings[RANK_ORDERED], set->rank,
+                                          tensor->ndim, &chunk, err));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status rank_files_place_stated(rank_files *set, const torch_item *found,
+                                    const torch_tensor *tensor, bool *taken_out, fsdp_error *err)
+{
+    const rank_statement *stated = find_stated(set, found);
+    rank_entry *entry;
+    *taken_out = stated && is_cut(stated);
+    if (!stated)
+        return FSDP_OK;
+    if (stated->dtype != tensor->dtype)
+        return fail_stated(set, found, "dtype", err);
+    if (!*taken_out)
+        return same_shape(stated, tensor->ndim, tensor->shape)
+                   ? FSDP_OK
+                   : fail_stated(set, found, "shape", err);
+    if (tensor->data)
+        return fail_stated(set, found, "kind", err);
+    FSDP_TRY(rank_files_entry(set, found->name, found->name_size, &entry, err));
+    FSDP_TRY(rank_files_spread(set, entry, stated->dtype, stated->ndim, stated->shape, err));
+    return stated->mesh ? place_on_mesh(set, found, entry, stated, tensor, err)
+                        : place_pieces(set, found, entry, stated, tensor, err);
 }
 
 /* --- ShardedTensor ------------------------------------------------------------------------------- */

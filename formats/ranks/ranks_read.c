@@ -114,6 +114,11 @@ static fsdp_status fail_missing(const rank_files *set, int64_t rank, const char 
                                 fsdp_error *err)
 {
     const char *pattern = set->group->pattern;
+    if (set->expected)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s': rank %lld of %lld is missing: there is no '%s'%s" FSDP_MISSING_HINT,
+                         set->where, (long long)rank, (long long)set->world, set->expected[rank],
+                         lost);
     return fsdp_fail(
         err, FSDP_ERR_DAMAGED,
         "'%s': rank %lld of %lld is missing: there is no '%.*s%lld%s'%s" FSDP_MISSING_HINT,
@@ -144,8 +149,9 @@ static fsdp_status settle_world(rank_files *set, fsdp_error *err)
     int64_t highest = group->files[group->count - 1].rank;
     if (group->world > 0 && (highest >= group->world || set->world > group->world))
         return fsdp_fail(
-            err, FSDP_ERR_DAMAGED, "'%s': the file names say %d ranks, but the contents say %lld",
-            set->where, group->world, (long long)(set->world > highest ? set->world : highest + 1));
+            err, FSDP_ERR_DAMAGED, "'%s': the %s %d ranks, but the contents say %lld", set->where,
+            set->expected ? "metadata and the files state" : "file names say", group->world,
+            (long long)(set->world > highest ? set->world : highest + 1));
     if (group->world > set->world)
         set->world = group->world;
     if (highest >= set->world)
@@ -324,7 +330,7 @@ static fsdp_status add_plain(rank_files *set, rank_entry *entry, fsdp_error *err
 }
 
 /* Adds the second names, after all tensors and values. */
-static fsdp_status add_ties(rank_files *set, fsdp_error *err)
+fsdp_status rank_files_add_ties(rank_files *set, fsdp_error *err)
 {
     for (size_t i = 0; i < set->tie_count; i++) {
         const rank_entry *entry = &set->entries[set->ties[i].entry];
@@ -344,7 +350,7 @@ static fsdp_status add_ties(rank_files *set, fsdp_error *err)
 }
 
 /* Adds everything to the source, after all files were read; model: as in fsdp_source_opts. */
-static fsdp_status merge(rank_files *set, const fsdp_source_model *model, fsdp_error *err)
+fsdp_status rank_files_merge(rank_files *set, const fsdp_source_model *model, fsdp_error *err)
 {
     int64_t missing;
     FSDP_TRY(settle_world(set, err));
@@ -361,7 +367,7 @@ static fsdp_status merge(rank_files *set, const fsdp_source_model *model, fsdp_e
         fsdp_source_nest(set->source, NULL, 0);
         FSDP_TRY(st);
     }
-    return add_ties(set, err);
+    return FSDP_OK;
 }
 
 /* === parts ==================================================================================== */
@@ -824,14 +830,15 @@ static void close_state(void *context)
 
 static const fsdp_source_ops ranks_ops = {.read = read_tensor, .close = close_state};
 
-static fsdp_status create(const fsdp_probe *probe, rank_files *set, fsdp_error *err)
+fsdp_status rank_files_create(const fsdp_probe *probe, const char *format, rank_files *set,
+                              fsdp_error *err)
 {
     ranks_state *state = fsdp_alloc(1, sizeof *state);
     if (!state)
         return fsdp_fail_memory(err, probe->path);
     fsdp_status st = torch_memory_create(&state->memory, err);
     if (st == FSDP_OK)
-        st = fsdp_source_create(probe->io, probe->path, "ranks", &set->source, err);
+        st = fsdp_source_create(probe->io, probe->path, format, &set->source, err);
     if (st != FSDP_OK) {
         close_state(state);
         return st;
@@ -843,17 +850,23 @@ static fsdp_status create(const fsdp_probe *probe, rank_files *set, fsdp_error *
     return FSDP_OK;
 }
 
+typedef fsdp_status (*take_tensor)(void *, const torch_item *, torch_tensor *, fsdp_error *);
+
+static take_tensor take_of(const rank_files *set)
+{
+    take_tensor own = set->take ? set->take : rank_files_tensor;
+    return set->parts.count > 0 ? rank_files_part : own;
+}
+
 static fsdp_status walk_file(rank_files *set, int file, fsdp_error *err)
 {
     const torch_visitor visitor = {.context = set,
-                                   .tensor =
-                                       set->parts.count > 0 ? rank_files_part : rank_files_tensor,
+                                   .tensor = take_of(set),
                                    .distributed = rank_files_distributed,
                                    .object = rank_files_object,
                                    .value = rank_files_value};
     torch_archive archive;
-    const char *path = fsdp_source_file_path(set->source, (size_t)file);
-    set->path = path;
+    const char *path = set->path;
     fsdp_text where = {0};
     fsdp_text_addf(&where, "'%s'", path);
     if (where.failed)
@@ -871,23 +884,30 @@ static fsdp_status walk_file(rank_files *set, int file, fsdp_error *err)
     return st;
 }
 
-static fsdp_status read_file(rank_files *set, const char *directory, const rank_file *of,
-                             bool beneath, fsdp_error *err)
+fsdp_status rank_files_begin(rank_files *set, const char *directory, const rank_file *of,
+                             bool beneath, int *file_out, fsdp_error *err)
 {
-    int file;
     char *path = fsdp_path_join(directory, of->name);
     if (!path)
         return fsdp_fail_memory(err, of->name);
     set->rank = of->rank;
     set->seen_count = 0;
     set->is_placed = false;
-    fsdp_status st = fsdp_source_add_file(set->source, path, beneath, &file, err);
+    fsdp_status st = fsdp_source_add_file(set->source, path, beneath, file_out, err);
     if (st == FSDP_OK) {
-        set->bytes += fsdp_source_file_size(set->source, (size_t)file);
-        st = walk_file(set, file, err);
+        set->bytes += fsdp_source_file_size(set->source, (size_t)*file_out);
+        set->path = fsdp_source_file_path(set->source, (size_t)*file_out);
     }
     fsdp_free(path);
     return st;
+}
+
+fsdp_status rank_files_read(rank_files *set, const char *directory, const rank_file *of,
+                            bool beneath, fsdp_error *err)
+{
+    int file;
+    FSDP_TRY(rank_files_begin(set, directory, of, beneath, &file, err));
+    return walk_file(set, file, err);
 }
 
 static void release_items(rank_entry *entry)
@@ -903,7 +923,7 @@ static void release_items(rank_entry *entry)
     entry->item_count = entry->item_room = 0;
 }
 
-static void release(rank_files *set)
+void rank_files_release(rank_files *set)
 {
     for (size_t i = 1; i < set->entry_count; i++) {
         for (int reading = 0; reading < RANK_READINGS; reading++)
@@ -926,13 +946,15 @@ static void release(rank_files *set)
 static fsdp_status read_set(const fsdp_probe *probe, const char *directory, rank_files *set,
                             fsdp_error *err)
 {
-    FSDP_TRY(create(probe, set, err));
+    FSDP_TRY(rank_files_create(probe, "ranks", set, err));
     fsdp_status st =
         rank_parts_are(set->group->pattern) ? rank_parts_read(probe, directory, set, err) : FSDP_OK;
     for (size_t i = 0; i < set->group->count && st == FSDP_OK; i++)
-        st = read_file(set, directory, &set->group->files[i], probe->is_directory, err);
+        st = rank_files_read(set, directory, &set->group->files[i], probe->is_directory, err);
     if (st == FSDP_OK)
-        st = merge(set, probe->opts ? probe->opts->model : NULL, err);
+        st = rank_files_merge(set, probe->opts ? probe->opts->model : NULL, err);
+    if (st == FSDP_OK)
+        st = rank_files_add_ties(set, err);
     if (st == FSDP_OK)
         st = fsdp_source_complete(set->source, err);
     if (st != FSDP_OK) {
@@ -956,7 +978,7 @@ static fsdp_status open_set(const fsdp_probe *probe, fsdp_source **source_out, f
         rank_files set = {.where = probe->path, .group = &names.groups[0]};
         st = read_set(probe, directory, &set, err);
         *source_out = set.source;
-        release(&set);
+        rank_files_release(&set);
         rank_names_release(&names);
     }
     fsdp_free(directory);

@@ -8,6 +8,7 @@
 #include "base/io/io_dry.h"
 #include "base/io/io_reuse.h"
 #include "formats/source.h"
+#include "statedict/select/relayout.h"
 #include "statedict/select/selection.h"
 #include "statedict/sd/layout_internal.h"
 
@@ -20,6 +21,7 @@ typedef struct foreign_files {
     fsdp_arena dims;        /* of boxes */
     size_t box_count;
     fsdp_target_tie *ties; /* names that are left out, for formats that record them */
+    fsdp_target_mesh mesh;
     fsdp_target *target;
 } foreign_files;
 
@@ -153,11 +155,27 @@ static fsdp_status fit_copies(convert_job *job, const fsdp_selection *selection,
     return st;
 }
 
+/* The mesh by which fsdp_relayout cut the tensors. */
+static void declare_mesh(const convert_job *job)
+{
+    const fsdp_mesh *mesh = job->mesh ? job->mesh : job->opts.mesh;
+    fsdp_target_mesh *out = &((foreign_files *)job->files)->mesh;
+    out->ndim = fsdp_mesh_ndim(mesh);
+    out->shard_dim = job->opts.shard_dim;
+    for (int i = 0; i < out->ndim; i++) {
+        const char *name = fsdp_mesh_dim_name(mesh, i);
+        out->shape[i] = fsdp_mesh_dim_size(mesh, i);
+        out->names[i] = job->mesh ? NULL : name;
+        out->copies[i] = fsdp_relayout_copies(name);
+    }
+}
+
 static fsdp_status declare(convert_job *job, const fsdp_selection *selection, fsdp_error *err)
 {
     job->files = fsdp_alloc(1, sizeof(foreign_files));
     if (!job->files)
         return fsdp_fail_memory(err, "a conversion");
+    declare_mesh(job);
     FSDP_TRY(declare_entries(job, selection, err));
     if (job->format->caps.notes_ties)
         FSDP_TRY(declare_ties(job, err));
@@ -199,6 +217,7 @@ static fsdp_target_opts target_opts(const convert_job *job)
                               .entries = files->entries,
                               .entry_count = fsdp_sd_count(job->sd),
                               .world = job->world,
+                              .mesh = &files->mesh,
                               .max_file_bytes = job->opts.max_shard_bytes,
                               .ties = files->ties,
                               .tie_count = files->ties ? job->ties.count : 0,

@@ -35,12 +35,17 @@ static fsdp_dtype new_dtype(const relayout_job *job, size_t i, const fsdp_entry 
     return job->selection ? fsdp_selection_at(job->selection, i)->dtype : tensor->dtype;
 }
 
+bool fsdp_relayout_copies(const char *name)
+{
+    return strncmp(name, "rep", 3) == 0;
+}
+
 static fsdp_layout layout_for(const relayout_job *job, const fsdp_entry *entry)
 {
     fsdp_layout layout = {.kind = FSDP_LAYOUT_MESH, .mesh = job->opts.mesh};
     for (int i = 0; i < fsdp_mesh_ndim(job->opts.mesh); i++) {
         bool copies =
-            entry->ndim == 0 || strncmp(fsdp_mesh_dim_name(job->opts.mesh, i), "rep", 3) == 0;
+            entry->ndim == 0 || fsdp_relayout_copies(fsdp_mesh_dim_name(job->opts.mesh, i));
         layout.placement[i].kind = copies ? FSDP_REPLICATE : FSDP_SHARD;
         layout.placement[i].dim =
             copies || job->opts.shard_dim >= entry->ndim ? 0 : job->opts.shard_dim;

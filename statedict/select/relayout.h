@@ -24,6 +24,9 @@ fsdp_status fsdp_relayout(const fsdp_sd *from, const fsdp_relayout_opts *opts,
                           const fsdp_selection *selection, fsdp_sd **sd_out, size_t **source_out,
                           fsdp_error *err);
 
+/* True for the name of a mesh dim that holds copies. */
+bool fsdp_relayout_copies(const char *name);
+
 /* The number of tensors that fsdp_relayout cut along dim 0 because they have no dim `shard_dim`. */
 int64_t fsdp_relayout_count_short(const fsdp_sd *sd, int shard_dim);
 

@@ -842,6 +842,7 @@ static fsdp_status rename_entry(selecting *work, size_t i, fsdp_error *err)
     fsdp_text_add(&name, entry->name, entry->name_size);
     for (size_t r = 0; r < work->opts->rename_count && st == FSDP_OK; r++)
         st = fsdp_rename_apply(work->renames[r], &name, err);
+    st = st ? st : fsdp_name_in_item(work->target, entry, is_optim(work, entry), &name, err);
     if (st == FSDP_OK) {
         selected->name =
             fsdp_arena_strndup(&work->selection->names, name.size ? name.data : "", name.size);
@@ -888,7 +889,7 @@ static const char *rule_of(const selecting *work, size_t i)
     }
     fsdp_text_release(&name);
     fsdp_text_release(&before);
-    return rule;
+    return rule[0] ? rule : work->target->name; /* it puts names into items */
 }
 
 /* At least one of the two entries was renamed. */
