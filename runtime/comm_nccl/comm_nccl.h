@@ -102,6 +102,7 @@ typedef struct nccl_group {
     _Atomic unsigned char *flags;      /* staging memory, one per pending call: it is done */
     nccl_origin origin;
     bool has_spread;           /* the failure, to other groups */
+    bool aborts_inner;         /* of the watch: soon, with the failure */
     fsdp_error failure;
     int64_t remote_ms;         /* when a remote failure was seen */
 } nccl_group;

@@ -506,7 +506,10 @@ static void take_failure(nccl_transport *transport, const nccl_beat *mine, fsdp_
         group->origin = FSDP_NCCL_TOLD;
         *why = group->failure;
         pthread_mutex_unlock(&group->lock);
-        fsdp_comm_abort(group->inner, why); /* the first one counts */
+        if (mine->failure == FSDP_NCCL_SPREAD)
+            group->aborts_inner = true;
+        else
+            fsdp_comm_abort(group->inner, why); /* the first one counts */
     }
     pthread_mutex_unlock(&transport->lock);
 }
@@ -580,11 +583,27 @@ static int patience_of(const nccl_transport *transport)
     return 2 * (grace_ms < MOST_GRACE_MS ? grace_ms : MOST_GRACE_MS) + beat_interval(transport);
 }
 
+/* The inner group takes this rank for the one at fault. So a failure that spread reaches it last: when all
+ * have come to the next exchange, they know the failure. */
+static void abort_inner_groups(nccl_transport *transport)
+{
+    pthread_mutex_lock(&transport->lock);
+    for (nccl_group *group = transport->groups; group; group = group->next) {
+        fsdp_error why = {0};
+        if (group->aborts_inner && fsdp_nccl_group_has_failed(group, &why))
+            fsdp_comm_abort(group->inner, &why);
+        group->aborts_inner = false;
+    }
+    pthread_mutex_unlock(&transport->lock);
+}
+
 static void exchange_beats(nccl_transport *transport, const nccl_beat *mine)
 {
     atomic_store(&transport->inner->deadline_ms, atomic_load(&transport->base.deadline_ms));
     transport->hosts.patience_ms = patience_of(transport);
-    if (!nccl_gather(transport, mine, sizeof *mine, transport->beats))
+    const bool is_exchanged = nccl_gather(transport, mine, sizeof *mine, transport->beats);
+    abort_inner_groups(transport);
+    if (!is_exchanged)
         return;
     bool is_late = note_beats(transport);
     int teller = find_teller(transport);

@@ -242,7 +242,7 @@ fsdp_status await_failure(nccl_rank *rank, fsdp_error *err)
     while (fsdp_now_ms() < until_ms) {
         if (transport->has_failed(rank->comm, err))
             return err->status;
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
     }
     return fsdp_fail(err, FSDP_ERR_INTERNAL, "rank %d: the group has not failed", rank->rank);
 }
