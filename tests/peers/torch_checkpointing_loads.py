@@ -65,7 +65,11 @@ def load(rank, world, written, path, reference, store):
     got = manager.load(path, into={key: blank(expected[key], mesh) for key in items})
     for key in items:
         check(expected[key], got[key], key, world != written)
+    manager.close()
+    dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # a thread of the loader may still run, with which a usual exit aborts
 
 
 def main():
