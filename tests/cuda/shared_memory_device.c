@@ -12,7 +12,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+/* Those of the first device, which ends before the others begin. */
 static fsdp_device_ops ops;
+static fsdp_device_kernels kernels;
 
 static void submit(fsdp_stream *stream, fsdp_work work, const void *args, size_t args_size)
 {
@@ -48,6 +50,8 @@ __attribute__((constructor)) static void begin(void)
     if (fsdp_device_open("cuda", &first, &device, NULL) != FSDP_OK)
         abort();
     ops = *device->ops; /* the same for all devices */
+    kernels = *device->ops->kernels;
+    ops.kernels = &kernels;
     ops.is_host = true;
     ops.submit = submit;
     fsdp_device_close(device);
